@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One policy at work on one run: events go in, actions come out.
+
+Theory of operation
+    The decider owns the ledger. It checks each event, books it, and then *settles*: it makes every
+    update that is due, tells those whose work has become useless, and gives work to those who wait.
+    All this is the same for every rule; where rules differ, it asks the policy.
+
+    A run begins paused and goes on when as many workers have joined as an update needs. From then
+    on it never waits for a worker that is gone: an update takes those that there are.
+
+Rules of the room
+    No clock, no random numbers, no tensors, no sockets, no logging: time comes in events. An event
+    is checked whole before the first change, so that an illegal one changes nothing. Every worker
+    has at most one piece of work; it gets the next only when it has reported on the last, and then
+    always from the newest version that its rule allows.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from paceline.core.events import (
+    Accept,
+    Action,
+    ApplyUpdate,
+    Cancel,
+    Contribution,
+    Drop,
+    Event,
+    Fate,
+    Finish,
+    GradientArrived,
+    Pause,
+    Resume,
+    SendParams,
+    StartTimer,
+    StopRequested,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.ledger import Ledger, Member, Work
+from paceline.core.policy import Policy
+from paceline.errors import InternalError, ProtocolError
+from paceline.spec import RunSpec
+
+__all__ = ["Decider", "replay"]
+
+
+class Decider:
+    """One policy at work on one run: `handle(event)` gives the actions to perform."""
+
+    STORY_LENGTH = 20  # events that an InternalError tells
+
+    def __init__(self, policy: Policy, spec: RunSpec) -> None:
+        policy.validate(spec)
+        self.policy = policy
+        self.ledger = Ledger(spec=spec, memory=policy.fresh_memory(spec), last=spec.steps)
+        self._story: deque[Event] = deque(maxlen=self.STORY_LENGTH)
+        self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
+            WorkerJoined: self._on_worker_joined,
+            WorkerLeft: self._on_worker_left,
+            GradientArrived: self._on_gradient_arrived,
+            WorkAbandoned: self._on_work_abandoned,
+            TimerFired: self._on_timer_fired,
+            StopRequested: self._on_stop_requested,
+        }
+
+    def handle(self, event: Event) -> list[Action]:
+        """Book the event and decide. Raises `ProtocolError`, and changes nothing, if illegal."""
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise ProtocolError(f"expected an event, got {event!r}")
+        if not event.time >= self.ledger.now:  # also refuses NaN
+            raise ProtocolError(f"time runs backwards: {event!r} after {self.ledger.now}")
+        actions = handler(event)
+        self.ledger.now = event.time
+        self._story.append(event)
+        self._settle(actions)
+        return actions
+
+    def would_accept(self, worker: int) -> bool:
+        """Whether the gradient that this worker computes would count if it arrived now."""
+        member = self.ledger.members.get(worker)
+        if member is None or member.work is None or self.ledger.finished:
+            return False
+        return self.policy.judge(self.ledger, member.work) is Fate.ACCEPTED
+
+    # ------------------------------------------------------------------------- booking an event
+
+    def _on_worker_joined(self, event: WorkerJoined) -> list[Action]:
+        ledger, worker = self.ledger, event.worker
+        if worker in ledger.members:
+            raise ProtocolError(f"worker {worker} joined, but it is here already")
+        ledger.members[worker] = Member()
+        ledger.idle[worker] = None
+        if not ledger.begun:
+            ledger.joined.add(worker)
+        # It may have given to an update in the making, died, and come back: it had its turn.
+        for tally in ledger.tallies.values():
+            if any(c.worker == worker for c in tally.contributions):
+                tally.done.add(worker)
+        self.policy.welcome(ledger, worker)
+        return []
+
+    def _on_worker_left(self, event: WorkerLeft) -> list[Action]:
+        self._member(event.worker, event)
+        ledger = self.ledger
+        del ledger.members[event.worker]
+        ledger.idle.pop(event.worker, None)
+        for tally in ledger.tallies.values():
+            tally.done.discard(event.worker)
+        return []
+
+    def _on_gradient_arrived(self, event: GradientArrived) -> list[Action]:
+        member, work = self._reported(event)
+        if event.samples < 1:
+            raise ProtocolError(f"samples must be >= 1: {event!r}")
+        if work is not None and event.version != work.version:
+            raise ProtocolError(f"the worker was asked for version {work.version}: {event!r}")
+        if work is None:
+            return [Drop(event.worker, event.version, Fate.DUPLICATE)]
+        ledger, worker = self.ledger, event.worker
+        self._release(worker, member, event, whole=True)
+        if ledger.finished:
+            return [Drop(worker, event.version, Fate.LATE)]
+        fate = self.policy.judge(ledger, work) if event.finite else Fate.NON_FINITE
+        update = max(work.update, ledger.version + 1)
+        tally = ledger.tally(update)
+        if fate is not Fate.ACCEPTED:
+            if fate is Fate.NON_FINITE and work.update == update:
+                tally.done.add(worker)
+            return [Drop(worker, event.version, fate)]
+        tally.done.add(worker)
+        tally.contributions.append(Contribution(worker, event.version, event.samples))
+        return [Accept(worker, event.version, update)]
+
+    def _on_work_abandoned(self, event: WorkAbandoned) -> list[Action]:
+        member, work = self._reported(event)
+        if work is None:
+            raise ProtocolError(f"nobody had asked for the work that was given up: {event!r}")
+        self._release(event.worker, member, event, whole=False)
+        return [Drop(event.worker, work.version, Fate.CANCELLED)]
+
+    def _on_timer_fired(self, event: TimerFired) -> list[Action]:
+        if event.update > self.ledger.timer:
+            raise ProtocolError(f"no timer was started for update {event.update}")
+        self.ledger.overdue = max(self.ledger.overdue, event.update)
+        return []
+
+    def _on_stop_requested(self, event: StopRequested) -> list[Action]:
+        del event
+        ledger = self.ledger
+        in_the_making = [u for u, tally in ledger.tallies.items() if tally.contributions]
+        last = max(in_the_making, default=ledger.version)
+        ledger.last = last if ledger.last is None else min(last, ledger.last)
+        ledger.stopping = True
+        return []
+
+    def _member(self, worker: int, event: Event) -> Member:
+        member = self.ledger.members.get(worker)
+        if member is None:
+            raise ProtocolError(f"worker {worker} is not here: {event!r}")
+        return member
+
+    def _reported(self, event: GradientArrived | WorkAbandoned) -> tuple[Member, Work | None]:
+        """Who reports, and on which work; None: on work that it has reported on before."""
+        member = self._member(event.worker, event)
+        if not 1 <= event.turn <= member.turn:
+            raise ProtocolError(f"the worker has had {member.turn} turns: {event!r}")
+        return member, member.work if event.turn == member.turn else None
+
+    def _release(
+        self, worker: int, member: Member, event: GradientArrived | WorkAbandoned, whole: bool
+    ) -> None:
+        """The worker has reported on its work, and waits."""
+        member.work = None
+        member.cancelled = False
+        member.clock += whole
+        self.ledger.idle[worker] = None
+        self.policy.observe(self.ledger, worker, event.time - member.asked_at, whole)
+
+    # ---------------------------------------------------------------------------------- settling
+
+    def _settle(self, actions: list[Action]) -> None:
+        """Do everything that has become possible."""
+        ledger, policy = self.ledger, self.policy
+        if ledger.finished:
+            return
+        self._pause_or_resume(actions)
+        if ledger.paused and not ledger.stopping:
+            return
+        before = ledger.version
+        while not ledger.paused and ledger.version != ledger.last and policy.is_due(ledger):
+            actions.append(self._make_update())
+        if ledger.paused or ledger.version == ledger.last:
+            self._finish(actions)
+            return
+        if ledger.version > before and not policy.keeps_all:
+            self._cancel_useless(actions)
+        self._reopen_if_nobody_could_give()
+        if ledger.timer <= ledger.version:
+            at = policy.deadline(ledger)
+            if at is not None:
+                ledger.timer = ledger.version + 1
+                actions.append(StartTimer(ledger.timer, max(at, ledger.now)))
+        for worker in list(ledger.idle):
+            work = policy.assign(ledger, worker)
+            if work is not None and (ledger.last is None or work.update <= ledger.last):
+                actions.append(self._ask(worker, work))
+
+    def _pause_or_resume(self, actions: list[Action]) -> None:
+        ledger = self.ledger
+        alive = len(ledger.members)
+        enough = alive >= ledger.spec.min_workers
+        if not ledger.begun:
+            to_begin = max(
+                ledger.spec.min_workers, min(self.policy.needed(ledger), ledger.spec.workers)
+            )
+            enough = enough and len(ledger.joined) >= to_begin
+        if ledger.paused and enough:
+            ledger.begun, ledger.paused = True, False
+            ledger.joined.clear()
+            ledger.opened_at = ledger.now
+            actions.append(Resume())
+        elif not ledger.paused and not enough:
+            ledger.paused = True
+            missing = ledger.spec.min_workers - alive
+            actions.append(
+                Pause(f"{alive} of at least {ledger.spec.min_workers} workers; waits for {missing}")
+            )
+
+    def _make_update(self) -> ApplyUpdate:
+        ledger, policy = self.ledger, self.policy
+        update = ledger.version + 1
+        wanted = policy.needed(ledger)
+        contributions = tuple(ledger.tallies.pop(update).contributions)
+        samples = sum(c.samples for c in contributions)
+        ledger.version = update
+        ledger.opened_at = ledger.now
+        return ApplyUpdate(
+            update=update,
+            contributions=contributions,
+            weights=tuple([c.samples / samples for c in contributions]),
+            scales=tuple([policy.scale(update - 1 - c.version) for c in contributions]),
+            wanted=wanted,
+        )
+
+    def _cancel_useless(self, actions: list[Action]) -> None:
+        """Tell those whose work will be dropped whenever it comes, once each."""
+        ledger, judge = self.ledger, self.policy.judge
+        for worker, member in ledger.members.items():
+            work = member.work
+            if work is None or member.cancelled:
+                continue
+            if ledger.finished or judge(ledger, work) is not Fate.ACCEPTED:
+                member.cancelled = True
+                actions.append(Cancel(worker, member.turn))
+
+    def _reopen_if_nobody_could_give(self) -> None:
+        """When every gradient for the next update was non-finite, all have their turn again."""
+        tally = self.ledger.next_tally()
+        if not tally.contributions and self.ledger.outstanding(tally) == 0:
+            tally.done.clear()
+
+    def _ask(self, worker: int, work: Work) -> SendParams:
+        ledger = self.ledger
+        member = ledger.members[worker]
+        member.work = work
+        member.turn += 1
+        member.asked_at = ledger.now
+        del ledger.idle[worker]
+        return SendParams(worker, member.turn, work.version)
+
+    def _finish(self, actions: list[Action]) -> None:
+        ledger = self.ledger
+        ledger.finished = True
+        unused = [c for u in sorted(ledger.tallies) for c in ledger.tallies[u].contributions]
+        ledger.tallies.clear()
+        self._cancel_useless(actions)
+        actions.append(Finish(ledger.version, tuple(unused)))
+
+    # ---------------------------------------------------------------------------------- checking
+
+    def check(self) -> None:
+        """Raise `InternalError`, with the story so far, unless every invariant holds."""
+        broken = [what for what, holds in self._invariants() if not holds]
+        if broken:
+            story = "\n  ".join(map(repr, self._story))
+            raise InternalError(
+                f"{self.policy}: broken: {'; '.join(broken)}; please report this story:\n  {story}"
+            )
+
+    def _invariants(self) -> Iterable[tuple[str, bool]]:
+        ledger, members = self.ledger, self.ledger.members
+        yield (
+            "idle are those without work",
+            sorted(ledger.idle) == sorted(w for w, m in members.items() if m.work is None),
+        )
+        yield (
+            "nobody works on a version that does not exist",
+            all(0 <= m.work.version <= ledger.version for m in members.values() if m.work),
+        )
+        yield "only work can be cancelled", all(m.work or not m.cancelled for m in members.values())
+        yield "tallies lie ahead", all(update > ledger.version for update in ledger.tallies)
+        for tally in ledger.tallies.values():
+            givers = [c.worker for c in tally.contributions]
+            yield "those done are here", tally.done <= members.keys()
+            yield "those who gave are done", set(givers) & members.keys() <= tally.done
+            yield (
+                "nobody counts twice",
+                self.policy.repeats or len(givers) == len(set(givers)),
+            )
+        yield (
+            "no update lies undone",
+            ledger.finished or ledger.paused or not self.policy.is_due(ledger),
+        )
+        yield (
+            "the last update is the last",
+            ledger.last is None or ledger.version <= ledger.last,
+        )
+        yield "a finished run has nothing in the making", not (ledger.finished and ledger.tallies)
+        yield (
+            "work that is useless was cancelled",
+            all(m.cancelled or self.would_accept(w) for w, m in members.items() if m.work),
+        )
+
+
+def replay(policy: Policy, spec: RunSpec, events: Iterable[Event]) -> list[list[Action]]:
+    """What the policy decides on these events, event by event."""
+    decider = Decider(policy, spec)
+    return [decider.handle(event) for event in events]

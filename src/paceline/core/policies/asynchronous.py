@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Asynchronous training: every gradient is an update of its own.
+
+Nobody waits, so with W equal workers a gradient is on average W - 1 updates old when it is
+applied.
+
+Literature: Downpour SGD (Dean et al. 2012); Async-SGD in Chen et al. 2016.
+"""
+
+from dataclasses import dataclass
+
+from paceline.core.policies.free import Free
+
+__all__ = ["Async"]
+
+
+@dataclass(frozen=True)
+class Async(Free):
+    """Every gradient at once.
+
+    >>> str(Async(lr="inverse"))
+    'async:lr=inverse'
+    """
+
+    name = "async"
+    form = "async, or async:lr=inverse, or async:bound=20 to refuse what is older than 20 updates"

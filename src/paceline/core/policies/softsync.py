@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""An update for every c gradients, from anyone, of any version.
+
+Nobody waits and nothing is dropped. Updates come c times more rarely than under `async`, so with W
+workers the mean staleness is about W/c. By default a gradient counts 1/staleness.
+
+Literature: SoftSync, Zhang et al. 2015 (their n-softsync has c = W/n).
+"""
+
+from dataclasses import dataclass, field
+
+from paceline.core.ledger import Ledger
+from paceline.core.policies.free import Free, LearningRate
+from paceline.errors import SpecError
+
+__all__ = ["SoftSync"]
+
+
+@dataclass(frozen=True)
+class SoftSync(Free):
+    """An update for every c gradients, stale ones kept.
+
+    >>> str(SoftSync(4)), str(SoftSync(4, lr="constant"))
+    ('softsync:4', 'softsync:4,lr=constant')
+    """
+
+    name = "softsync"
+    form = "softsync:c, e.g. softsync:4 or softsync:c=4,lr=constant"
+    repeats = True
+
+    c: int
+    lr: LearningRate = field(default="inverse", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.c < 1:
+            raise SpecError(f"c must be >= 1, got {self.c}")
+
+    def needed(self, ledger: Ledger) -> int:
+        """The c gradients."""
+        del ledger
+        return self.c

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One frozen, validated description of a run, and the small grammar of its strings.
+
+`RunSpec` is what the simulator, the runtime and the command line agree on. The strings that
+people type ("backup:2", "exp:mean=20ms") all have the form `name:value,key=value`; this room
+splits them and reads durations, and knows nothing of what the names mean.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from paceline.errors import SpecError
+
+__all__ = ["Late", "RunSpec", "parse_number", "parse_seconds", "split_call"]
+
+Late = Literal["cancel", "finish"]
+
+_SECONDS_PER = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """What the policy must know of a run; nothing of it changes while the run lasts."""
+
+    workers: int
+    """W: how many workers the run is started for. Any that join beyond W are further backups."""
+
+    steps: int | None = None
+    """The run ends when it has made this many updates; None: when it is told to."""
+
+    min_workers: int = 1
+    """With fewer workers alive than this the run pauses."""
+
+    late: Late = "cancel"
+    """Whether late work is stopped at once, or finished and then dropped as in Chen et al."""
+
+    seed: int = 0
+    """Everything random follows from it."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise SpecError(f"workers must be >= 1, got {self.workers}")
+        if self.steps is not None and self.steps < 1:
+            raise SpecError(f"steps must be >= 1, got {self.steps}; leave it out for no limit")
+        if not 1 <= self.min_workers <= self.workers:
+            raise SpecError(
+                f"min_workers must be between 1 and workers={self.workers}, got {self.min_workers}"
+            )
+        if self.late not in ("cancel", "finish"):
+            raise SpecError(f"late must be 'cancel' or 'finish', got {self.late!r}")
+        if self.seed < 0:
+            raise SpecError(f"seed must be >= 0, got {self.seed}")
+
+
+def split_call(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """Split "name:value,key=value" into its name, its values and its named values."""
+    name, _, rest = text.strip().partition(":")
+    values: list[str] = []
+    named: dict[str, str] = {}
+    for part in rest.split(",") if rest.strip() else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals:
+            if key in named:
+                raise SpecError(f"{text!r} gives {key} twice")
+            named[key] = value
+        elif named:
+            raise SpecError(f"{text!r} has the plain value {key!r} after a named one; name it too")
+        else:
+            values.append(key)
+    return name.strip(), values, named
+
+
+def parse_number(text: str, what: str) -> float:
+    """Read a number; `what` names it in the error."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise SpecError(f"{what} must be a number, got {text!r}") from None
+    if not isfinite(value):
+        raise SpecError(f"{what} must be a finite number, got {text!r}")
+    return value
+
+
+def parse_seconds(text: str, what: str) -> float:
+    """Read a duration such as "50ms", "1.4s", "2m", "1h" or plain seconds; never negative."""
+    number = text.strip()
+    scale = 1.0
+    for unit in sorted(_SECONDS_PER, key=len, reverse=True):
+        if number.endswith(unit):
+            number, scale = number[: -len(unit)], _SECONDS_PER[unit]
+            break
+    try:
+        seconds = parse_number(number, what) * scale
+    except SpecError:
+        raise SpecError(f"{what} must be a duration such as 50ms or 1.4s, got {text!r}") from None
+    if seconds < 0:
+        raise SpecError(f"{what} must be >= 0 seconds, got {text!r}")
+    return seconds
