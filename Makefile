@@ -16,8 +16,18 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)   ## the rules side by side on one straggling cluster: a table and a figure
-	$(BIN)/python examples/demo.py
+# Eight machines, one of them always slow, all of them slow now and then.
+DEMO_CLUSTER := --workers 8 --latency "45ms + exp:5ms + 5% exp:500ms; worker 7 x1.8"
+
+demo: $(READY)   ## the rules side by side on one straggling cluster, and a plan: tables and figures
+	@mkdir -p demo-out
+	@echo '$$ paceline simulate $(DEMO_CLUSTER) --steps 2000'
+	@$(BIN)/paceline simulate $(DEMO_CLUSTER) --steps 2000 --plot demo-out/rules.png
+	@echo
+	@echo '$$ paceline plan $(DEMO_CLUSTER)'
+	@$(BIN)/paceline plan $(DEMO_CLUSTER) --plot demo-out/plan.png
+	@echo
+	@echo 'The figures are in demo-out: rules.png, plan.png'
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .

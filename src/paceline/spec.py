@@ -12,11 +12,12 @@ from typing import Literal
 
 from paceline.errors import SpecError
 
-__all__ = ["Late", "RunSpec", "parse_number", "parse_seconds", "split_call"]
+__all__ = ["Late", "RunSpec", "parse_bytes", "parse_number", "parse_seconds", "split_call"]
 
 Late = Literal["cancel", "finish"]
 
 _SECONDS_PER = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES_PER = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +85,24 @@ def parse_number(text: str, what: str) -> float:
 
 def parse_seconds(text: str, what: str) -> float:
     """Read a duration such as "50ms", "1.4s", "2m", "1h" or plain seconds; never negative."""
-    number = text.strip()
-    scale = 1.0
-    for unit in sorted(_SECONDS_PER, key=len, reverse=True):
+    return _parse_with_unit(text, what, _SECONDS_PER, "a duration such as 50ms or 1.4s")
+
+
+def parse_bytes(text: str, what: str) -> float:
+    """Read a size such as "100MB", "1.5GiB" or plain bytes; never negative."""
+    return _parse_with_unit(text, what, _BYTES_PER, "a size such as 100MB or 1.5GiB")
+
+
+def _parse_with_unit(text: str, what: str, units: dict[str, float], form: str) -> float:
+    number, scale = text.strip(), 1.0
+    for unit in sorted(units, key=len, reverse=True):
         if number.endswith(unit):
-            number, scale = number[: -len(unit)], _SECONDS_PER[unit]
+            number, scale = number.removesuffix(unit), units[unit]
             break
     try:
-        seconds = parse_number(number, what) * scale
+        value = parse_number(f"{parse_number(number, what) * scale}", what)
     except SpecError:
-        raise SpecError(f"{what} must be a duration such as 50ms or 1.4s, got {text!r}") from None
-    if seconds < 0:
-        raise SpecError(f"{what} must be >= 0 seconds, got {text!r}")
-    return seconds
+        raise SpecError(f"{what} must be {form}, got {text!r}") from None
+    if value < 0:
+        raise SpecError(f"{what} must be >= 0, got {text!r}")
+    return value

@@ -18,6 +18,7 @@ Rules of the room
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from paceline.core.events import (
@@ -73,8 +74,8 @@ class Decider:
         handler = self._handlers.get(type(event))
         if handler is None:
             raise ProtocolError(f"expected an event, got {event!r}")
-        if not event.time >= self.ledger.now:  # also refuses NaN
-            raise ProtocolError(f"time runs backwards: {event!r} after {self.ledger.now}")
+        if not self.ledger.now <= event.time < inf:  # also refuses NaN
+            raise ProtocolError(f"time runs backwards, or away: {event!r} after {self.ledger.now}")
         actions = handler(event)
         self.ledger.now = event.time
         self._story.append(event)
@@ -84,9 +85,20 @@ class Decider:
     def would_accept(self, worker: int) -> bool:
         """Whether the gradient that this worker computes would count if it arrived now."""
         member = self.ledger.members.get(worker)
-        if member is None or member.work is None or self.ledger.finished:
+        if member is None or member.work is None:
             return False
-        return self.policy.judge(self.ledger, member.work) is Fate.ACCEPTED
+        return self._judge(member.work) is Fate.ACCEPTED
+
+    def _destination(self, work: Work) -> int:
+        """The update that a gradient goes into if it arrives now."""
+        return max(work.update, self.ledger.version + 1)
+
+    def _judge(self, work: Work) -> Fate:
+        """The fate of a sound gradient, were it to arrive now; the end of a run comes first."""
+        ledger = self.ledger
+        if ledger.last is not None and self._destination(work) > ledger.last:
+            return Fate.LATE
+        return self.policy.judge(ledger, work)
 
     # ------------------------------------------------------------------------- booking an event
 
@@ -98,8 +110,10 @@ class Decider:
         ledger.idle[worker] = None
         if not ledger.begun:
             ledger.joined.add(worker)
-        # It may have given to an update in the making, died, and come back: it had its turn.
+        # It may have given to an update in the making, died, and come back: it had its turn. If
+        # what it gave was refused, it has another.
         for tally in ledger.tallies.values():
+            tally.refused.discard(worker)
             if any(c.worker == worker for c in tally.contributions):
                 tally.done.add(worker)
         self.policy.welcome(ledger, worker)
@@ -124,18 +138,15 @@ class Decider:
             return [Drop(event.worker, event.version, Fate.DUPLICATE)]
         ledger, worker = self.ledger, event.worker
         self._release(worker, member, event, whole=True)
-        if ledger.finished:
-            return [Drop(worker, event.version, Fate.LATE)]
-        fate = self.policy.judge(ledger, work) if event.finite else Fate.NON_FINITE
-        update = max(work.update, ledger.version + 1)
-        tally = ledger.tally(update)
-        if fate is not Fate.ACCEPTED:
-            if fate is Fate.NON_FINITE and work.update == update:
-                tally.done.add(worker)
-            return [Drop(worker, event.version, fate)]
-        tally.done.add(worker)
-        tally.contributions.append(Contribution(worker, event.version, event.samples))
-        return [Accept(worker, event.version, update)]
+        fate = self._judge(work)
+        if fate is Fate.ACCEPTED:
+            tally = ledger.tally(self._destination(work))
+            tally.done.add(worker)
+            if event.finite:
+                tally.contributions.append(Contribution(worker, event.version, event.samples))
+                return [Accept(worker, event.version, self._destination(work))]
+            tally.refused.add(worker)
+        return [Drop(worker, event.version, fate if event.finite else Fate.NON_FINITE)]
 
     def _on_work_abandoned(self, event: WorkAbandoned) -> list[Action]:
         member, work = self._reported(event)
@@ -147,7 +158,8 @@ class Decider:
     def _on_timer_fired(self, event: TimerFired) -> list[Action]:
         if event.update > self.ledger.timer:
             raise ProtocolError(f"no timer was started for update {event.update}")
-        self.ledger.overdue = max(self.ledger.overdue, event.update)
+        if event.time >= self.ledger.timer_at:
+            self.ledger.overdue = max(self.ledger.overdue, event.update)
         return []
 
     def _on_stop_requested(self, event: StopRequested) -> list[Action]:
@@ -194,22 +206,31 @@ class Decider:
             return
         before = ledger.version
         while not ledger.paused and ledger.version != ledger.last and policy.is_due(ledger):
-            actions.append(self._make_update())
+            if ledger.next_tally().contributions:
+                actions.append(self._make_update())
+            else:
+                ledger.next_tally().reopen()
         if ledger.paused or ledger.version == ledger.last:
             self._finish(actions)
             return
-        if ledger.version > before and not policy.keeps_all:
+        if ledger.stopping or (ledger.version > before and not policy.keeps_all):
             self._cancel_useless(actions)
-        self._reopen_if_nobody_could_give()
-        if ledger.timer <= ledger.version:
+        if ledger.timer <= ledger.version or ledger.timer_at == inf:
             at = policy.deadline(ledger)
             if at is not None:
-                ledger.timer = ledger.version + 1
-                actions.append(StartTimer(ledger.timer, max(at, ledger.now)))
-        for worker in list(ledger.idle):
+                ledger.timer, ledger.timer_at = ledger.version + 1, max(at, ledger.now)
+                actions.append(StartTimer(ledger.timer, ledger.timer_at))
+        for worker in self._askable(actions, before):
             work = policy.assign(ledger, worker)
             if work is not None and (ledger.last is None or work.update <= ledger.last):
                 actions.append(self._ask(worker, work))
+
+    def _askable(self, actions: list[Action], before: int) -> Iterable[int]:
+        """The idle workers whose `assign` may have changed; asking all each time is too slow."""
+        first = actions[0] if actions else None
+        if isinstance(first, Accept) and self.ledger.version == before:
+            return (first.worker,)
+        return list(self.ledger.idle)
 
     def _pause_or_resume(self, actions: list[Action]) -> None:
         ledger = self.ledger
@@ -223,7 +244,10 @@ class Decider:
         if ledger.paused and enough:
             ledger.begun, ledger.paused = True, False
             ledger.joined.clear()
+            # What was learnt of a version before the pause is void; its timer starts anew.
             ledger.opened_at = ledger.now
+            ledger.timer_at = inf
+            ledger.overdue = ledger.version
             actions.append(Resume())
         elif not ledger.paused and not enough:
             ledger.paused = True
@@ -250,20 +274,12 @@ class Decider:
 
     def _cancel_useless(self, actions: list[Action]) -> None:
         """Tell those whose work will be dropped whenever it comes, once each."""
-        ledger, judge = self.ledger, self.policy.judge
-        for worker, member in ledger.members.items():
-            work = member.work
-            if work is None or member.cancelled:
+        for worker, member in self.ledger.members.items():
+            if member.work is None or member.cancelled:
                 continue
-            if ledger.finished or judge(ledger, work) is not Fate.ACCEPTED:
+            if self._judge(member.work) is not Fate.ACCEPTED:
                 member.cancelled = True
                 actions.append(Cancel(worker, member.turn))
-
-    def _reopen_if_nobody_could_give(self) -> None:
-        """When every gradient for the next update was non-finite, all have their turn again."""
-        tally = self.ledger.next_tally()
-        if not tally.contributions and self.ledger.outstanding(tally) == 0:
-            tally.done.clear()
 
     def _ask(self, worker: int, work: Work) -> SendParams:
         ledger = self.ledger
@@ -277,6 +293,7 @@ class Decider:
     def _finish(self, actions: list[Action]) -> None:
         ledger = self.ledger
         ledger.finished = True
+        ledger.last = ledger.version
         unused = [c for u in sorted(ledger.tallies) for c in ledger.tallies[u].contributions]
         ledger.tallies.clear()
         self._cancel_useless(actions)

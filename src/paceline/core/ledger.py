@@ -7,6 +7,7 @@ on u; only `delayed` has more than one update in the making.
 """
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from paceline.core.events import Contribution
@@ -49,8 +50,21 @@ class Tally:
 
     contributions: list[Contribution] = field(default_factory=list)
 
+    refused: set[int] = field(default_factory=set)
+    """Workers whose gradient was not finite; it takes the place that a sound one would have had."""
+
     done: set[int] = field(default_factory=set)
     """Members that have had their turn for this update, whatever their gradient's fate."""
+
+    @property
+    def arrived(self) -> int:
+        """How many places are taken."""
+        return len(self.contributions) + len(self.refused)
+
+    def reopen(self) -> None:
+        """Let all have their turn again, after nothing but refusals."""
+        self.refused.clear()
+        self.done.clear()
 
 
 @dataclass(slots=True)
@@ -92,6 +106,9 @@ class Ledger:
 
     timer: int = 0
     """The newest update for which a timer was started."""
+
+    timer_at: float = inf
+    """When that timer fires; one that fires earlier is void. Infinite: it must be started anew."""
 
     overdue: int = 0
     """The newest update whose timer has fired."""

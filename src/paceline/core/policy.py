@@ -67,13 +67,17 @@ class Policy:
         return ledger.spec.workers
 
     def is_due(self, ledger: Ledger) -> bool:
-        """Whether the next update can be made now."""
+        """Whether the next update waits for nothing more."""
         tally = ledger.next_tally()
-        count = len(tally.contributions)
-        return count >= self.needed(ledger) or (count > 0 and ledger.outstanding(tally) == 0)
+        arrived = tally.arrived
+        return arrived >= self.needed(ledger) or (arrived > 0 and ledger.outstanding(tally) == 0)
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
-        """What an idle worker is to compute; None: it waits until something changes."""
+        """What an idle worker is to compute; None: it waits.
+
+        A worker that waits is asked again after every event but one: another worker's gradient was
+        accepted and made no update yet.
+        """
         update = ledger.version + 1
         while worker in ledger.tally(update).done:
             update += 1

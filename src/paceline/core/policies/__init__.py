@@ -47,11 +47,12 @@ def parse_policy(policy: str | Policy) -> Policy:
     """
     if isinstance(policy, Policy):
         return policy
-    name, values, named = split_call(policy)
+    name = policy.partition(":")[0].strip()
     kind = POLICIES.get(name)
     if kind is None:
         raise SpecError(f"there is no policy {name!r}; the policies are {', '.join(POLICIES)}")
     try:
+        _, values, named = split_call(policy)
         return kind(**_settings(kind, values, named))
     except SpecError as error:
         raise SpecError(f"policy {policy!r}: {error}; write {kind.form}") from None

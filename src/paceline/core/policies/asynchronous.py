@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Asynchronous training: every gradient is an update of its own.
 
-Nobody waits, so with W equal workers a gradient is on average W - 1 updates old when it is
-applied.
+Nobody waits, so with W workers a gradient is on average W - 1 updates old when it is applied.
 
 Literature: Downpour SGD (Dean et al. 2012); Async-SGD in Chen et al. 2016.
 """

@@ -2,8 +2,8 @@
 """Synchronous training on the first k mini-batches, whoever computes them.
 
 A worker that has given its gradient computes another at the same version until k are in, so nobody
-idles and a fast worker counts as often as it is fast. With computation times of mean m an update
-takes about k·m/W.
+idles and a fast worker counts as often as it is fast. What is under way when the k-th arrives is
+lost: an update takes k·m/W with exponential times of mean m, and longer with more even ones.
 
 Literature: K-batch-sync (Dutta et al. 2018); Rennala SGD (Tyurin and Richtárik 2023).
 """

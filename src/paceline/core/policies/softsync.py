@@ -2,7 +2,7 @@
 """An update for every c gradients, from anyone, of any version.
 
 Nobody waits and nothing is dropped. Updates come c times more rarely than under `async`, so with W
-workers the mean staleness is about W/c. By default a gradient counts 1/staleness.
+workers the mean staleness is (W - 1)/c. By default a gradient counts 1/staleness.
 
 Literature: SoftSync, Zhang et al. 2015 (their n-softsync has c = W/n).
 """

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Make every figure of theory.md again: `make figures`. The same code gives the same figures."""
+
+from collections.abc import Callable
+from math import exp, gamma
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import binom
+
+from paceline.latency import (
+    Constant,
+    Distribution,
+    Exponential,
+    Gamma,
+    Latency,
+    LogNormal,
+    Pareto,
+    Recorded,
+    TimeModel,
+    Weibull,
+    parse_latency,
+)
+from paceline.sim.cluster import Cluster
+from paceline.sim.convergence import every_gradient_counts, noise_scale
+from paceline.sim.fast import closing_times, draw_times
+from paceline.sim.orderstats import expected_finish_time, expected_order_statistic, finish_bounds
+from paceline.sim.planner import plan
+from paceline.spec import RunSpec
+
+FOLDER = Path(__file__).parent / "figures"
+COLOURS = ["#3366aa", "#dd7711", "#339955", "#bb3344", "#8855aa", "#777777"]
+CHEN = "1.4s + exp:150ms + 2% exp:1.2s"  # about the arrivals that Chen et al. measured
+SEED = 1
+
+
+def main() -> None:
+    """Draw all of them."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, draw in (
+        ("arrivals", draw_arrivals),
+        ("late", draw_late),
+        ("target", draw_target),
+        ("growth", draw_growth),
+    ):
+        figure = draw()
+        path = FOLDER / f"{name}.png"
+        # No date and no version inside, so that nothing changes when nothing has changed.
+        figure.savefig(path, dpi=110, metadata={"Software": None})
+        print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
+
+
+def expected(distribution: Distribution, n: int) -> np.ndarray:
+    """The expected arrivals of n gradients, first to last."""
+    return np.array([expected_order_statistic(distribution, k, n) for k in range(1, n + 1)])
+
+
+def tidy(axes: Axes, **labels: object) -> None:
+    """Labels, a quiet grid, no frame around the legend."""
+    axes.set(**labels)
+    axes.grid(color="0.92", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+
+
+def draw_arrivals() -> Figure:
+    """The expected k-th of 100 arrivals for distributions of equal mean."""
+    shapes = {
+        "constant": Constant(1.0),
+        "Weibull, shape 8": Weibull(1 / gamma(1 + 1 / 8), 8.0),
+        "gamma, shape 16": Gamma(1.0, 16.0),
+        "0.8 s + exponential 0.2 s": Exponential(0.2, shift=0.8),
+        "log-normal, sigma 0.5": LogNormal(exp(-0.125), 0.5),
+        "Pareto, alpha 2.5": Pareto(0.6, 2.5),
+    }
+    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
+    axes = figure.subplots()
+    workers = 100
+    shown = np.array([1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 100])
+    every = np.arange(1, workers + 1)
+    for (label, distribution), colour in zip(shapes.items(), COLOURS[::-1], strict=True):
+        axes.plot(every, expected(distribution, workers), color=colour, label=label)
+        times = draw_times(Latency(distribution), workers, 2000, SEED)
+        means = closing_times(times, shown, "cancel").mean(axis=0)
+        axes.plot(shown, means, "o", color=colour, markersize=4)
+    axes.plot([], [], "o", color="0.3", markersize=4, label="simulated, 2000 updates")
+    axes.set_yscale("log")
+    axes.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
+    axes.minorticks_off()
+    tidy(axes, xlabel="k, of 100 gradients begun together", ylabel="expected k-th arrival (s)")
+    axes.set_title("Mean 1 s each: only the tail differs", loc="left", fontsize="medium")
+    return figure
+
+
+def draw_late() -> Figure:
+    """Time of an update against N, where late work is cancelled and where it is finished."""
+    figure = Figure(figsize=(9.5, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    distribution, workers = Exponential(1.0), 20
+    every = np.arange(1, workers + 1)
+    bounds = np.array([finish_bounds(distribution, n, workers) for n in every.tolist()])
+    finish = [expected_finish_time(distribution, n, workers) for n in every.tolist()]
+    left.plot(every, bounds[:, 1], "--", color="0.6", label="upper bound: the last of N")
+    left.plot(every, finish, color=COLOURS[1], label="finished, then dropped")
+    left.plot(every, bounds[:, 0], color=COLOURS[0], label="cancelled: N-th of 20")
+    times = draw_times(Latency(distribution), workers, 6000, SEED)
+    for late, colour in (("cancel", COLOURS[0]), ("finish", COLOURS[1])):
+        means = closing_times(times, every, late)[1:].mean(axis=0)
+        left.plot(every, means, "o", color=colour, markersize=4)
+    left.plot([], [], "o", color="0.3", markersize=4, label="simulated")
+    left.set_xticks([1, 5, 10, 15, 20])
+    tidy(left, xlabel="N, gradients in an update", ylabel="mean time of an update (s)")
+    left.set_title("exponential, mean 1 s, 20 workers", loc="left", fontsize="medium")
+    left.set_ylim(0, 4.8)
+    workers = 100
+    times = draw_times(parse_latency(CHEN), workers, 6000, SEED)
+    chosen = np.array([*range(4, 88, 4), *range(88, 101)])
+    for late, colour, label in (
+        ("finish", COLOURS[1], "finished, then dropped"),
+        ("cancel", COLOURS[0], "cancelled"),
+    ):
+        means = closing_times(times, chosen, late)[20:].mean(axis=0)
+        right.plot(chosen, means, "o-", color=colour, markersize=3, label=label)
+    tidy(right, xlabel="N, gradients in an update", ylabel="mean time of an update (s)")
+    right.set_title(f"{CHEN}, 100 workers", loc="left", fontsize="medium")
+    return figure
+
+
+def draw_target() -> Figure:
+    """Time to the target against b, for several noise scales."""
+    workers = 100
+    step = plan(
+        Cluster(parse_latency(CHEN)), RunSpec(workers=workers), every_gradient_counts(workers, 1.0)
+    )
+    needed = np.arange(1, workers + 1)
+    lasted = np.array([option.step_s["cancel"] for option in step.options])
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    scales = [(np.inf, "every gradient counts"), (100, "100"), (30, "30"), (10, "10"), (3, "3")]
+    for (beta, label), colour in zip(scales, COLOURS, strict=False):
+        updates = noise_scale(beta * 32, 32, workers, 1.0).updates(needed.astype(float))
+        relative = lasted * updates / lasted[-1]
+        best = int(np.argmin(relative))
+        backups = workers - needed
+        name = f"noise scale: {label} batches" if np.isfinite(beta) else label
+        axes.plot(backups, relative, color=colour, label=f"{name}; best b = {backups[best]}")
+        axes.plot(backups[best], relative[best], "o", color=colour, markersize=7)
+    axes.axhline(1.0, color="0.6", linewidth=0.8, linestyle="--")
+    axes.text(35, 1.01, "sync", ha="center", va="bottom", color="0.4", fontsize="small")
+    tidy(axes, xlabel="b, backups among 100 workers", ylabel="time to the target / that of sync")
+    axes.set_xlim(-1, 100)
+    axes.set_ylim(0.4, 1.4)
+    axes.set_title(CHEN, loc="left", fontsize="medium")
+    return figure
+
+
+def draw_growth() -> Figure:
+    """The best b against W where every gradient counts, for tails of several kinds."""
+    pareto, exponential = Pareto(0.75, 4.0), Exponential(0.2, shift=0.8)
+    even = Recorded(dict.fromkeys(range(200), np.linspace(0.8, 1.2, 4001)), block=1)
+    tails: list[tuple[str, TimeModel, Callable[[int], np.ndarray]]] = [
+        ("Pareto, alpha 4", Latency(pareto), lambda w: expected(pareto, w)),
+        ("0.8 s + exponential 0.2 s", Latency(exponential), lambda w: expected(exponential, w)),
+        ("0.95 s, but 1.95 s in 5 % of cases", parse_latency("95% 950ms | 5% 1.95s"), two_points),
+        ("evenly from 0.8 s to 1.2 s", even, lambda w: 0.8 + 0.4 * np.arange(1, w + 1) / (w + 1)),
+    ]
+    counts = [5, 10, 20, 35, 50, 75, 100, 150, 200]
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for (label, times, formula), colour in zip(tails, COLOURS, strict=False):
+        every = range(2, 201)
+        best = [w - 1 - int(np.argmin(formula(w) / np.arange(1, w + 1))) for w in every]
+        axes.plot(every, best, color=colour, label=label, drawstyle="steps-mid")
+        planned = [
+            plan(Cluster(times), RunSpec(workers=w), every_gradient_counts(w, 1.0)) for w in counts
+        ]
+        axes.plot(counts, [each.best.backups for each in planned], "o", color=colour, markersize=5)
+    axes.plot([], [], "o", color="0.3", markersize=5, label="found by plan")
+    tidy(axes, xlabel="W, workers", ylabel="best b")
+    axes.set_title("Mean 1 s each, every gradient counts", loc="left", fontsize="medium")
+    return figure
+
+
+def two_points(workers: int) -> np.ndarray:
+    """The N-th of W is slow if more than W - N of them are."""
+    backups = workers - np.arange(1, workers + 1)
+    return 0.95 + binom.sf(backups, workers, 0.05)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command line: parse, call, print, exit code.
+
+The options of every verb are declared here, so that help comes at once; what a verb does is in the
+file of its name, which is loaded when the verb is called.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from paceline.errors import (
+    InternalError,
+    PacelineError,
+    PeerLost,
+    ProtocolError,
+    SpecError,
+    TraceError,
+)
+
+__all__ = ["app", "main"]
+
+EXIT_CODES: dict[type[PacelineError], int] = {
+    SpecError: 2,
+    TraceError: 3,
+    ProtocolError: 4,
+    PeerLost: 5,
+    InternalError: 70,
+}
+EXIT_STALLED = 1
+EXIT_INTERRUPTED = 130
+
+EPILOG = (
+    "Exit codes: 0 done; 1 the simulated run stalled before its end; 2 wrong input; 3 a trace that "
+    "cannot be read or is not sound; 4 a peer broke the protocol; 5 a peer was lost; 70 a bug of "
+    "ours; 130 interrupted."
+)
+
+app = typer.Typer(
+    help="Data-parallel training that does not wait for slow workers: plan it before you run it.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+trace_app = typer.Typer(help="Look into traces.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(trace_app, name="trace")
+
+Workers = Annotated[int, typer.Option("--workers", "-w", help="How many workers compute.")]
+Latency = Annotated[
+    str,
+    typer.Option(
+        "--latency",
+        "-l",
+        help="How long a worker computes: '50ms', 'exp:20ms,shift=50ms', 'lognormal:1.4s,0.2', "
+        "'gamma:MEAN,SHAPE', 'pareto:SCALE,ALPHA', 'weibull:SCALE,SHAPE'. Sums: '50ms + 5% "
+        "exp:500ms' (in 5 of 100 cases an extra). Mixtures: '95% 50ms | 5% exp:1s'. Add '; worker "
+        "7 x2.2' for one that is always slower, '; phases x3 for 5s every 60s' for slow phases. "
+        "Or 'trace:FILE' for the times of a recorded run.",
+    ),
+]
+Network = Annotated[
+    str,
+    typer.Option(
+        help="What moving a model costs: 'model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1'."
+    ),
+]
+Faults = Annotated[
+    str,
+    typer.Option(
+        help="What goes wrong: 'kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 3 at 10s "
+        "for 5s'."
+    ),
+]
+Late = Annotated[
+    Literal["cancel", "finish"],
+    typer.Option(help="Late work is cancelled at once, or finished and then dropped."),
+]
+Batch = Annotated[int, typer.Option(help="Samples in a gradient.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Plot = Annotated[
+    Path | None, typer.Option(help="Draw a figure into this file (.png, .svg or .pdf).")
+]
+
+DEFAULT_LATENCY = "50ms + 5% exp:500ms"
+
+
+@app.command(epilog=EPILOG)
+def simulate(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            help="The rule; give it several times to compare: sync, backup:b, batchsync:k, "
+            "deadline:q, async, softsync:c, ssp:s, delayed:k. Without it: a round of them.",
+        ),
+    ] = None,
+    workers: Workers = 8,
+    latency: Latency = DEFAULT_LATENCY,
+    steps: Annotated[int, typer.Option(help="How many updates to make.")] = 1000,
+    until: Annotated[
+        str,
+        typer.Option(help="Stop at this virtual time instead, e.g. 10m; then --steps is a limit."),
+    ] = "",
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="What if: take the very computation times of this recorded run."),
+    ] = None,
+    network: Network = "",
+    faults: Faults = "",
+    late: Late = "cancel",
+    batch: Batch = 32,
+    min_workers: Annotated[int, typer.Option(help="With fewer alive the run pauses.")] = 1,
+    seed: Seed = 0,
+    trace: Annotated[Path | None, typer.Option(help="Write the trace here (one policy).")] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a run under one rule or several, on a virtual clock.
+
+    Answers what a rule would do on a cluster: updates a second, waiting, staleness, wasted work,
+    traffic. Example: paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
+    """
+    _verb("simulate").run(**locals())
+
+
+@app.command(epilog=EPILOG)
+def plan(
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", "-w", help="How many machines there are. [default: 8, or all in the trace]"
+        ),
+    ] = None,
+    latency: Latency = DEFAULT_LATENCY,
+    trace: Annotated[
+        Path | None, typer.Option(help="Plan from the trace of a pilot run instead of a latency.")
+    ] = None,
+    noise_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="The gradient noise scale in samples; with --batch it tells how many more updates "
+            "a smaller N needs."
+        ),
+    ] = None,
+    updates_table: Annotated[
+        Path | None, typer.Option(help="A file of lines 'N,updates' that you measured.")
+    ] = None,
+    updates: Annotated[
+        float, typer.Option(help="How many updates sync needs to reach the target.")
+    ] = 1000,
+    policies: Annotated[
+        str,
+        typer.Option(
+            help="Compare the throughput of other rules as well: sync,backup,softsync:4,async."
+        ),
+    ] = "",
+    network: Network = "",
+    faults: Faults = "",
+    late: Late = "cancel",
+    batch: Annotated[
+        int | None, typer.Option(help="Samples in a gradient. [default: 32, or as in the trace]")
+    ] = None,
+    seed: Seed = 0,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose the number of backup workers before you run.
+
+    For every N of the W workers: the time of an update, the updates needed, hence the time and the
+    machine-hours to the target. Example: paceline plan -w 40 -l "1.4s + exp:150ms + 2% exp:1.2s"
+    """
+    _verb("plan").run(**locals())
+
+
+@trace_app.command("check", epilog=EPILOG)
+def trace_check(
+    file: Annotated[Path, typer.Argument(help="The trace, JSON lines.")],
+    as_json: AsJson = False,
+) -> None:
+    """Read a trace, replay it through its own policy, and say whether it is sound."""
+    _verb("trace").check(**locals())
+
+
+def _verb(name: str) -> Any:
+    """The module that does what a verb says; numpy and the rest are loaded only now."""
+    return import_module(f"paceline.cli.{name}")
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one line and an exit code, never a traceback."""
+    try:
+        app(prog_name="paceline")
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        sys.exit(code)
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

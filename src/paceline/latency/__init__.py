@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How long a worker takes to compute a gradient, drawn from a seed; all times in seconds.
+
+The simulator draws from it and a real run injects delays from it. It must not look at a clock
+(the caller tells the time), sleep or read files. `distributions` has what one time is drawn from,
+`streams` how times follow each other, `grammar` the strings of the command line.
+"""
+
+from paceline.latency.distributions import (
+    Constant,
+    Distribution,
+    Exponential,
+    Gamma,
+    LogNormal,
+    Mixture,
+    Pareto,
+    Sometimes,
+    Sum,
+    Weibull,
+)
+from paceline.latency.grammar import LATENCY_FORMS, parse_latency
+from paceline.latency.streams import Latency, Phases, Recorded, TimeModel, TimeStream
+
+__all__ = [
+    "LATENCY_FORMS",
+    "Constant",
+    "Distribution",
+    "Exponential",
+    "Gamma",
+    "Latency",
+    "LogNormal",
+    "Mixture",
+    "Pareto",
+    "Phases",
+    "Recorded",
+    "Sometimes",
+    "Sum",
+    "TimeModel",
+    "TimeStream",
+    "Weibull",
+    "parse_latency",
+]

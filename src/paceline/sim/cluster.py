@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The machines of a simulated run: how long they compute, how they talk, what goes wrong."""
+
+from dataclasses import dataclass
+
+from paceline.errors import SpecError
+from paceline.latency import Recorded, TimeModel, parse_latency
+from paceline.sim.faults import Fault, parse_faults
+from paceline.sim.network import Network, parse_network
+from paceline.sim.recording import recorded_times
+from paceline.watch.trace import read_trace
+
+__all__ = ["Cluster", "parse_times"]
+
+
+def parse_times(text: str, *, with_travel: bool) -> TimeModel:
+    """A latency string, or "trace:FILE" for the times of a recorded run, drawn again in blocks.
+
+    `with_travel`: those times include what the recorded network added.
+    """
+    kind, _, path = text.partition(":")
+    if kind.strip() == "trace":
+        recording = recorded_times(read_trace(path.strip()), seed=0, with_travel=with_travel)
+        return Recorded(recording.times)
+    return parse_latency(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a policy is simulated on."""
+
+    times: TimeModel
+    network: Network | None = None  # None: messages and bytes take no time
+    faults: tuple[Fault, ...] = ()
+    batch: int = 32  # samples in a gradient
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise SpecError(f"batch must be >= 1, got {self.batch}")
+
+    @classmethod
+    def parse(cls, latency: str, network: str = "", faults: str = "", batch: int = 32) -> "Cluster":
+        """A cluster from the strings of the command line; an empty one means none."""
+        return cls(
+            times=parse_times(latency, with_travel=not network),
+            network=parse_network(network) if network else None,
+            faults=parse_faults(faults),
+            batch=batch,
+        )

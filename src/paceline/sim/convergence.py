@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How many updates a target needs when an update takes N gradients.
+
+Fewer gradients make a noisier update, so more updates are needed. Three ways to know how many:
+
+    every_gradient_counts   updates ∝ 1/N: the noise is everything. Nothing is more pessimistic
+                            about dropping work, so this is the default
+    noise_scale             updates ∝ 1 + B_noise/(N·B), where B is the batch of a worker and
+                            B_noise the gradient noise scale (McCandlish et al. 2018)
+    measured                a table of N and the updates that were needed, interpolated
+
+Each says in words what it assumes. All are fixed so that N = W, full synchronous training, needs
+the given number of updates.
+"""
+
+import csv
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.events import Fate
+from paceline.errors import SpecError, TraceError
+from paceline.watch.trace import Gradient, Trace
+
+__all__ = [
+    "Convergence",
+    "estimate_noise_scale",
+    "every_gradient_counts",
+    "measured",
+    "noise_scale",
+    "read_table",
+]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """How many updates a target needs, as a function of the contributions to each."""
+
+    updates: Callable[[Floats], Floats]
+    assumption: str
+
+
+def every_gradient_counts(workers: int, updates: float) -> Convergence:
+    """Half the contributions, twice the updates."""
+    return Convergence(
+        lambda n: updates * workers / n,
+        "every gradient counts the same (updates needed ∝ 1/N), the worst case for dropping work; "
+        "give a noise scale or a table of measured updates to do better",
+    )
+
+
+def noise_scale(samples: float, batch: int, workers: int, updates: float) -> Convergence:
+    """Updates ∝ 1 + B_noise/(N·B)."""
+    if not samples >= 0:
+        raise SpecError(f"the noise scale must be >= 0 samples, got {samples}")
+    if np.isinf(samples):
+        return every_gradient_counts(workers, updates)
+
+    def needed(n: Floats) -> Floats:
+        return updates * (1 + samples / (n * batch)) / (1 + samples / (workers * batch))
+
+    return Convergence(
+        needed,
+        f"updates needed ∝ 1 + {samples:g}/(N·{batch}): a gradient noise scale of {samples:g} "
+        "samples, taken as constant over the run",
+    )
+
+
+def measured(table: dict[int, float]) -> Convergence:
+    """Interpolate a table of N and updates, straight in the logarithms.
+
+    Beyond its ends: ∝ 1/N below the smallest N, constant above the largest.
+    """
+    if not table:
+        raise SpecError("the table of updates is empty; give lines of N,updates")
+    if bad := [n for n, u in table.items() if n < 1 or not u > 0]:
+        raise SpecError(f"N must be >= 1 and updates > 0, got {bad[0]},{table[bad[0]]:g}")
+    ns = np.array(sorted(table), dtype=float)
+    us = np.array([table[int(n)] for n in ns])
+
+    def needed(n: Floats) -> Floats:
+        inside = np.exp(np.interp(np.log(n), np.log(ns), np.log(us)))
+        return np.asarray(np.where(n < ns[0], us[0] * ns[0] / n, inside))
+
+    return Convergence(
+        needed,
+        f"updates needed as measured at N = {', '.join(f'{n:g}' for n in ns)}, interpolated "
+        "between, ∝ 1/N below and constant above",
+    )
+
+
+def read_table(path: str | os.PathLike[str]) -> dict[int, float]:
+    """Read lines of N,updates; a first line of words is taken for a heading."""
+    name = os.fspath(path)
+    try:
+        rows = list(csv.reader(Path(path).read_text().splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read {name}: {error}") from None
+    table: dict[int, float] = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            n, updates = row
+            table[int(n)] = float(updates)
+        except ValueError:
+            if number > 1 and row:
+                raise SpecError(
+                    f"{name}:{number} must be N,updates, got {','.join(row)!r}"
+                ) from None
+    return table
+
+
+def estimate_noise_scale(trace: Trace) -> float:
+    """B_noise in samples, from the squared norms of gradients and of their averages.
+
+    With gᵢ on Bᵢ samples and ḡ on B of them: E|gᵢ|² = |G|² + S/Bᵢ and E|ḡ|² = |G|² + S/B, two
+    equations for S and |G|²; both are summed over the run before B_noise = S/|G|² is taken. It is
+    infinite where the noise drowns the gradient. Only updates whose contributions are all of one
+    version count. Raises `TraceError` if there are none with norms.
+    """
+    by_update: dict[int, list[Gradient]] = defaultdict(list)
+    for gradient in trace.gradients():
+        if gradient.fate is Fate.ACCEPTED:
+            by_update[gradient.version + gradient.staleness + 1].append(gradient)
+    noise, signal, rounds = 0.0, 0.0, 0
+    for update in trace.updates():
+        given = by_update.pop(update.update)
+        norms = [g.sq_norm for g in given if g.sq_norm is not None]
+        one_version = len({g.version for g in given}) == 1
+        if update.sq_norm is None or not one_version or not len(norms) == len(given) > 1:
+            continue
+        total = sum(g.samples for g in given)
+        inverse = sum(1 / g.samples for g in given) / len(given)
+        s = (sum(norms) / len(norms) - update.sq_norm) / (inverse - 1 / total)
+        noise += s
+        signal += update.sq_norm - s / total
+        rounds += 1
+    if not rounds:
+        raise TraceError("the trace has no update with gradient norms; give the noise scale")
+    return noise / signal if signal > 0 else float("inf")

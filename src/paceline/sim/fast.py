@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The same runs as the shell's, many times faster, where computation times are all that happens.
+
+Without network, faults and slow phases the course of four rules follows from the times alone:
+
+    sync, backup   a version closes at its N-th arrival; a round is a few operations on vectors
+    async, softsync   nobody waits, so a worker's arrivals are the running sum of its own times
+
+The traces are equal to the shell's, record by record; a test holds that. Where two things happen at
+the same moment the shell's order would have to be imitated: `Tie` is raised instead, and the caller
+takes the shell. The planner uses `closing_times`, the same recurrence for many N at once.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.events import Fate
+from paceline.latency import TimeModel
+from paceline.spec import Late, RunSpec
+from paceline.watch.trace import Ended, Gradient, Joined, Record, Resumed, Update
+
+__all__ = ["Tie", "barrier_records", "closing_times", "draw_times", "free_records"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Tie(Exception):
+    """Two things happen at the same moment."""
+
+
+def draw_times(times: TimeModel, workers: int, count: int, seed: int) -> Floats:
+    """The first `count` computation times of each worker, one row a worker."""
+    return np.stack([times.stream(w, seed).draws(count) for w in range(workers)])
+
+
+# --------------------------------------------------------------------------------------- barriers
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One version under a rule with a barrier, for several N at once: rows are N, columns workers.
+
+    A worker that is late for an earlier version begins this one when it is free, if the version is
+    still open then.
+    """
+
+    opened: Floats  # by N
+    began: Floats  # when each worker begins, or would begin, its work on this version
+    arrives: Floats
+    closed: Floats  # by N
+    turn: Ints  # which of the worker's computations this is, from 0
+    takes_part: NDArray[np.bool_]  # whether it begins before the version is closed
+
+
+def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
+    """The versions of `backup` with each N of `needed`, one after the other."""
+    workers, rounds = times.shape
+    plans = np.arange(len(needed))
+    columns = np.arange(workers)
+    opened = np.zeros(len(needed))
+    free_at = np.zeros((len(needed), workers))
+    turn = np.zeros((len(needed), workers), dtype=np.int64)
+    for _ in range(rounds):
+        began = np.maximum(free_at, opened[:, None])
+        arrives = began + times[columns, turn]
+        closed = np.sort(arrives, axis=1)[plans, needed - 1]
+        takes_part = began <= closed[:, None]
+        yield Round(opened, began, arrives, closed, turn, takes_part)
+        turn = turn + takes_part
+        if late == "finish":
+            free_at = np.where(takes_part, np.maximum(arrives, closed[:, None]), free_at)
+            free_at = np.where(takes_part & (arrives <= closed[:, None]), closed[:, None], free_at)
+        else:
+            free_at = np.broadcast_to(closed[:, None], free_at.shape)
+        opened = closed
+
+
+def closing_times(times: Floats, needed: Ints, late: Late) -> Floats:
+    """How long each version lasts: one row a version, one column for each N of `needed`."""
+    if late == "cancel":  # all begin together, so it is the N-th order statistic, and no more
+        return np.asarray(np.sort(times.T, axis=1)[:, needed - 1])
+    closed = np.stack([each.closed for each in barrier_rounds(times, needed, late)])
+    return np.diff(closed, axis=0, prepend=0.0)
+
+
+def barrier_records(
+    times: Floats, needed: int, spec: RunSpec, batch: int, on_update: Callable[[int], None]
+) -> list[Record]:
+    """The records of `backup:W-needed` for as many updates as there are times."""
+    workers, rounds = times.shape
+    records = _joined(spec, needed)
+    version = np.zeros(workers, dtype=np.int64)  # of the work that each worker has
+    asked_at = np.zeros(workers)
+    closed = 0.0
+    for update, each in enumerate(barrier_rounds(times, np.array([needed]), spec.late), start=1):
+        closed, takes_part = float(each.closed[0]), each.takes_part[0]
+        reports = _reports(each, needed, version, asked_at, update)
+        staleness = update - 1 - reports.version
+        fates = [Fate.LATE if stale else Fate.ACCEPTED for stale in staleness.tolist()]
+        compute_s = times[reports.worker, reports.turn - 1]
+        records += reports.records(fates, staleness, compute_s, batch)
+        contributors = tuple(reports.worker[staleness == 0].tolist())
+        records.append(Update(closed, update, contributors, needed))
+        on_update(update)
+        version[takes_part] = update - 1
+        asked_at[takes_part] = each.began[0][takes_part]
+        if spec.late == "cancel" or update == rounds:
+            who = np.flatnonzero(each.arrives[0] > closed)
+            turn = each.turn[0] + takes_part
+            records += _given_up(who, closed, update, turn, version, asked_at)
+    records.append(Ended(closed, rounds))
+    return records
+
+
+def _reports(each: Round, needed: int, version: Ints, asked_at: Floats, update: int) -> "_Columns":
+    """What arrives while a version is open: gradients for it, and late ones for earlier ones."""
+    began, arrives, turn = each.began[0], each.arrives[0], each.turn[0]
+    # Late for an earlier version: reported when it is free, which is when it begins this one.
+    late = np.flatnonzero(each.takes_part[0] & (began > each.opened[0]))
+    in_time = np.flatnonzero(arrives <= each.closed[0])
+    if len(in_time) != needed:
+        raise Tie
+    return _Columns(
+        t=np.concatenate([began[late], arrives[in_time]]),
+        worker=np.concatenate([late, in_time]),
+        turn=np.concatenate([turn[late], turn[in_time] + 1]),
+        version=np.concatenate([version[late], np.full(needed, update - 1)]),
+        asked_at=np.concatenate([asked_at[late], began[in_time]]),
+    ).in_order()
+
+
+# ----------------------------------------------------------------------------------- free running
+
+
+def free_records(times: TimeModel, per_update: int, spec: RunSpec, batch: int) -> list[Record]:
+    """The records of `softsync:per_update`, or of `async` if that is 1."""
+    updates = spec.steps or 0
+    total = updates * per_update
+    arrival, compute_s = _free_arrivals(times, spec, total)
+    workers, count = arrival.shape
+    order = np.argsort(arrival, axis=None)[: total + 1]
+    if np.any(np.diff(arrival.ravel()[order]) == 0):
+        raise Tie
+    order = order[:total]
+    place = np.full(workers * count, total)  # of each gradient among all arrivals
+    place[order] = np.arange(total)
+    # A worker is asked when its previous gradient arrives, with the version that this left behind.
+    asked_at = np.concatenate([np.zeros((workers, 1)), arrival[:, :-1]], axis=1)
+    version = np.zeros((workers, count), dtype=np.int64)
+    version[:, 1:] = (place.reshape(workers, count)[:, :-1] + 1) // per_update
+    accepted = _Columns(
+        t=arrival.ravel()[order],
+        worker=order // count,
+        turn=order % count + 1,
+        version=version.ravel()[order],
+        asked_at=asked_at.ravel()[order],
+    )
+    staleness = np.arange(total) // per_update - accepted.version
+    gradients = accepted.records(
+        [Fate.ACCEPTED] * total, staleness, compute_s.ravel()[order], batch
+    )
+    records = _joined(spec, min(per_update, workers))
+    givers = accepted.worker.tolist()
+    for update in range(1, updates + 1):
+        part = slice((update - 1) * per_update, update * per_update)
+        records += gradients[part]
+        records.append(Update(gradients[part.stop - 1].t, update, tuple(givers[part]), per_update))
+    end = gradients[-1].t
+    turn = np.bincount(accepted.worker, minlength=workers)  # finished, and index of the next
+    every = np.arange(workers)
+    busy = every[every != givers[-1]]
+    records += _given_up(busy, end, updates, turn + 1, version[every, turn], asked_at[every, turn])
+    records.append(Ended(end, updates))
+    return records
+
+
+def _free_arrivals(times: TimeModel, spec: RunSpec, total: int) -> tuple[Floats, Floats]:
+    """When each worker's gradients arrive and how long they take, beyond the `total`-th of all."""
+    count = total // spec.workers + 16
+    while True:
+        compute = draw_times(times, spec.workers, count, spec.seed)
+        arrival = np.cumsum(compute, axis=1)
+        last_needed = np.partition(arrival, total - 1, axis=None)[total - 1]
+        # No worker can give more than all, which also ends the search where time stands still.
+        if np.all(arrival[:, -1] > last_needed) or count > total:
+            return arrival, compute
+        count *= 2
+
+
+# ----------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Gradients by column."""
+
+    t: Floats
+    worker: Ints
+    turn: Ints
+    version: Ints
+    asked_at: Floats
+
+    def in_order(self) -> "_Columns":
+        """The same, by time."""
+        order = np.argsort(self.t)
+        t = self.t[order]
+        if np.any(np.diff(t) == 0):
+            raise Tie
+        return _Columns(
+            t, self.worker[order], self.turn[order], self.version[order], self.asked_at[order]
+        )
+
+    def records(
+        self, fates: list[Fate], staleness: Ints, compute_s: Floats, samples: int
+    ) -> list[Gradient]:
+        """One record a gradient."""
+        return [
+            Gradient(t, worker, turn, version, fate, stale, asked, took, samples)
+            for t, worker, turn, version, fate, stale, asked, took in zip(
+                self.t.tolist(),
+                self.worker.tolist(),
+                self.turn.tolist(),
+                self.version.tolist(),
+                fates,
+                staleness.tolist(),
+                self.asked_at.tolist(),
+                compute_s.tolist(),
+                strict=True,
+            )
+        ]
+
+
+def _given_up(
+    who: Ints, t: float, updates: int, turn: Ints, version: Ints, asked_at: Floats
+) -> list[Gradient]:
+    """Records of work that these workers give up at time t; the columns are of all workers."""
+    columns = _Columns(np.full(len(who), t), who, turn[who], version[who], asked_at[who])
+    staleness, spent_s = updates - columns.version, t - columns.asked_at
+    return columns.records([Fate.CANCELLED] * len(who), staleness, spent_s, samples=0)
+
+
+def _joined(spec: RunSpec, needed: int) -> list[Record]:
+    """All workers join at time 0; the run begins with the join of the last that it needs."""
+    records: list[Record] = [Joined(0.0, worker) for worker in range(spec.workers)]
+    records.insert(max(needed, spec.min_workers), Resumed(0.0))
+    return records

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What goes wrong in a simulated cluster: workers die, return, or stand still for a while.
+
+    kill 3 at 10s              worker 3 dies for good
+    kill 3 at 10s for 5s       and returns five seconds later
+    kill any every 10m for 1m  some worker, at random times ten minutes apart on average
+    freeze 3 at 10s for 5s     alive, but stands still; what it computes takes so much longer
+    freeze any every 1m for 5s
+
+Several are separated by semicolons.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import SpecError
+from paceline.spec import parse_seconds
+
+__all__ = ["FAULT_FORM", "Fault", "parse_faults"]
+
+FAULT_FORM = "kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 3 at 10s for 5s"
+
+_PATTERN = re.compile(
+    r"(?P<kind>kill|freeze)\s+(?P<worker>\d+|any)\s+(?P<when>at|every)\s+(?P<time>\S+)"
+    r"(\s+for\s+(?P<lasting>\S+))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong, once or again and again."""
+
+    kind: Literal["kill", "freeze"]
+    worker: int | None  # None: any
+    time: float  # when, or how far apart on average if `repeats`
+    repeats: bool
+    lasting: float | None  # None: for good
+
+    def __str__(self) -> str:
+        who = "any" if self.worker is None else self.worker
+        when = "every" if self.repeats else "at"
+        lasting = "" if self.lasting is None else f" for {self.lasting:g}s"
+        return f"{self.kind} {who} {when} {self.time:g}s{lasting}"
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """The faults that a string means; an empty one means none."""
+    return tuple(_parse_fault(part.strip()) for part in text.split(";") if part.strip())
+
+
+def _parse_fault(text: str) -> Fault:
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        raise SpecError(f"fault {text!r} is not understood; write {FAULT_FORM}")
+    kind: Literal["kill", "freeze"] = "kill" if match["kind"] == "kill" else "freeze"
+    worker = None if match["worker"] == "any" else int(match["worker"])
+    lasting = None if match["lasting"] is None else parse_seconds(match["lasting"], "for")
+    time = parse_seconds(match["time"], match["when"])
+    repeats = match["when"] == "every"
+    if repeats and time == 0:
+        raise SpecError(f"fault {text!r}: every must be > 0 seconds")
+    if kind == "freeze" and lasting is None:
+        raise SpecError(f"fault {text!r}: say how long it stands still, e.g. {text} for 5s")
+    return Fault(kind, worker, time, repeats, lasting)

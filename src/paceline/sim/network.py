@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The network of a simulated cluster: a delay, and links that are shared by all who use them.
+
+Every transfer between a worker and the servers takes `delay` seconds plus its bytes at the rate
+that it gets. The servers' links have `bandwidth` bytes a second each, one direction not disturbing
+the other, and all transfers of a direction share them equally; a model kept on several servers is
+spread evenly, so s servers are one link s times as wide. No transfer is faster than the worker's
+own link, which has the same `bandwidth` as one server's.
+
+Because all transfers of a link always have the same rate, one number tells how far each is: the
+bytes that a transfer begun at time 0 would have got by now. A transfer ends when that number has
+grown by its size; joining and leaving only change how fast the number grows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+
+from paceline.errors import SpecError
+from paceline.sim.engine import Engine
+from paceline.spec import parse_bytes, parse_number, parse_seconds, split_call
+
+__all__ = ["NETWORK_FORM", "Link", "Network", "Transfer", "parse_network"]
+
+NETWORK_FORM = "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What moving parameters and gradients costs."""
+
+    model_bytes: float
+    bandwidth: float
+    delay: float = 0.0
+    servers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.model_bytes <= 0:
+            raise SpecError(f"model must be > 0 bytes, got {self.model_bytes}")
+        if self.bandwidth <= 0:
+            raise SpecError(f"bandwidth must be > 0 bytes a second, got {self.bandwidth}")
+        if self.delay < 0:
+            raise SpecError(f"delay must be >= 0 seconds, got {self.delay}")
+        if self.servers < 1:
+            raise SpecError(f"servers must be >= 1, got {self.servers}")
+
+    def __str__(self) -> str:
+        return (
+            f"model={self.model_bytes:g},bandwidth={self.bandwidth:g},"
+            f"delay={self.delay:g},servers={self.servers}"
+        )
+
+
+def parse_network(text: str) -> Network:
+    """The network that a string such as `NETWORK_FORM` means."""
+    _, values, named = split_call(f"network:{text}")
+    unknown = values or sorted(named.keys() - {"model", "bandwidth", "delay", "servers"})
+    missing = sorted({"model", "bandwidth"} - named.keys())
+    if unknown or missing:
+        what = f"{unknown[0]!r} is not a setting" if unknown else f"{missing[0]} is missing"
+        raise SpecError(f"network {text!r}: {what}; write {NETWORK_FORM}")
+    try:
+        return Network(
+            model_bytes=parse_bytes(named["model"], "model"),
+            bandwidth=parse_bytes(named["bandwidth"], "bandwidth"),
+            delay=parse_seconds(named.get("delay", "0"), "delay"),
+            servers=int(parse_number(named.get("servers", "1"), "servers")),
+        )
+    except SpecError as error:
+        raise SpecError(f"network {text!r}: {error}; write {NETWORK_FORM}") from None
+
+
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """Bytes on their way."""
+
+    size_bytes: float
+    begun_at_level: float
+    done: Callable[[], None]
+    aborted: bool = False
+
+
+class Link:
+    """One direction of the servers' links, shared equally by all transfers on it."""
+
+    def __init__(self, engine: Engine, network: Network) -> None:
+        self._engine = engine
+        self._each_at_most = network.bandwidth
+        self._capacity = network.bandwidth * network.servers
+        self._level = 0.0  # bytes that a transfer begun at time 0 would have got
+        self._level_at = 0.0
+        self._active = 0
+        self._ends: list[tuple[float, int, Transfer]] = []  # a heap by the level of the end
+        self._numbers = count()
+        self._wake = 0  # only the newest wake-up call counts
+
+    def begin(self, size_bytes: float, done: Callable[[], None]) -> Transfer:
+        """Begin a transfer; `done` is called at its end."""
+        self._advance()
+        transfer = Transfer(size_bytes, self._level, done)
+        heappush(self._ends, (self._level + size_bytes, next(self._numbers), transfer))
+        self._active += 1
+        self._schedule()
+        return transfer
+
+    def abort(self, transfer: Transfer) -> float:
+        """Stop a transfer under way; how many bytes of it were moved."""
+        self._advance()
+        transfer.aborted = True
+        self._active -= 1
+        self._schedule()
+        return min(transfer.size_bytes, self._level - transfer.begun_at_level)
+
+    def _rate(self) -> float:
+        return min(self._each_at_most, self._capacity / self._active)
+
+    def _advance(self) -> None:
+        if self._active:
+            self._level += self._rate() * (self._engine.now - self._level_at)
+        self._level_at = self._engine.now
+
+    def _schedule(self) -> None:
+        while self._ends and self._ends[0][2].aborted:
+            heappop(self._ends)
+        self._wake += 1
+        if self._ends:
+            wait_s = max(0.0, self._ends[0][0] - self._level) / self._rate()
+            self._engine.at(self._engine.now + wait_s, self._on_wake, self._wake)
+
+    def _on_wake(self, wake: int) -> None:
+        if wake != self._wake:
+            return
+        self._advance()
+        end_level, _, transfer = heappop(self._ends)
+        self._level = max(self._level, end_level)  # rounding must not leave a byte behind
+        self._active -= 1
+        self._schedule()
+        transfer.done()

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Expected arrival times in closed form: the k-th of n gradients that are begun together.
+
+Where late work is cancelled, an update under `backup` takes the N-th of W arrivals, and this room
+knows its expectation without a simulation; docs/theory.md derives every formula. It draws nothing
+and decides nothing. The planner does not need it: the tests hold the simulator against it.
+
+With X = Q(U) and U uniform, the k-th smallest of n draws is Q of the k-th smallest of n uniform
+ones, which is Beta(k, n - k + 1). Constant, exponential and Pareto times give finite sums, Weibull
+a finite sum that cancels unless k is small; the rest is integrated. `Distribution.sample` cuts at
+30,000 years, these formulas do not.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import comb, exp, fsum, inf, isfinite, log, sqrt
+from sys import float_info
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from paceline.errors import SpecError
+from paceline.latency import (
+    Constant,
+    Distribution,
+    Exponential,
+    Gamma,
+    LogNormal,
+    Pareto,
+    Weibull,
+)
+
+__all__ = ["expected_finish_time", "expected_order_statistic", "finish_bounds"]
+
+Floats = NDArray[np.float64]
+
+ACCURACY = 1e-11  # relative; what the alternating sum must promise to be believed
+LOG_MAX = log(float_info.max)
+NEGLIGIBLE = 40.0  # in the logarithm: less than a rounding error of the whole
+REACH = 48.0  # in widths of the Beta density; its tails are at most exp(-REACH) there
+STEPS = 32  # of the integration in one width
+TERMS_MAX = 20  # beyond that the alternating sum has cancelled in any case
+
+
+def expected_order_statistic(distribution: Distribution, k: int, n: int) -> float:
+    """Return the expected k-th smallest of n independent draws, inf where there is none.
+
+    Raises SpecError for sums, mixtures and other distributions without a formula.
+    """
+    if not 1 <= k <= n:
+        raise SpecError(f"k must be between 1 and n = {n}, got {k}")
+    match distribution:
+        case Constant(seconds):
+            return seconds
+        case Exponential(mean_s, shift):
+            return shift + mean_s * fsum(1 / i for i in range(n - k + 1, n + 1))
+        case Pareto(scale, alpha, shift):
+            return shift + scale * _pareto(1 / alpha, k, n)
+        case Weibull(scale, shape, shift):
+            return shift + scale * _weibull(1 / shape, k, n)
+        case LogNormal(median, sigma, shift):
+            return shift + median * _integrate(partial(_log_normal_quantile, sigma), k, n)
+        case Gamma(mean_s, shape, shift):
+            return shift + mean_s * _integrate(partial(_log_gamma_quantile, shape), k, n)
+    raise SpecError(
+        f"{str(distribution)!r} has no formula for its order statistics; simulate it, "
+        "with `paceline plan` or sim.fast.closing_times"
+    )
+
+
+# --------------------------------------------------------------------- late work that is finished
+
+
+def finish_bounds(distribution: Distribution, needed: int, workers: int) -> tuple[float, float]:
+    """Return between what the mean update lies when late work is finished and then dropped.
+
+    For any independent times with the same distribution: not less than the N-th of W fresh draws,
+    which is what cancelling gives, and not more than the last of the N workers who are free for
+    sure, those that made the update before.
+    """
+    low = expected_order_statistic(distribution, needed, workers)
+    return low, expected_order_statistic(distribution, needed, needed)
+
+
+def expected_finish_time(distribution: Exponential, needed: int, workers: int) -> float:
+    """Return the mean update, after the first, when late work is finished and then dropped.
+
+    Exact, and only for exponential times without a shift: they have no memory, so what is left of
+    late work is as long as a whole one, and every version begins alike.
+    """
+    if not 1 <= needed <= workers:
+        raise SpecError(f"needed must be between 1 and workers = {workers}, got {needed}")
+    if distribution.shift:
+        raise SpecError(
+            f"only exponential times without shift have no memory, got {str(distribution)!r}; "
+            "take finish_bounds or simulate"
+        )
+    # `left[j]` is the expected time to the N-th arrival, in means, with j workers still on old
+    # work, when `busy` workers in all have not arrived; one of them is the next to finish
+    # something. With b busy workers the version is closed.
+    backups = workers - needed
+    left = [0.0] * (backups + 1)
+    for busy in range(backups + 1, workers + 1):
+        before, left = left, []
+        for late in range(backups + 1):
+            arrival = (busy - late) * before[late]
+            caught_up = late * left[late - 1] if late else 0.0
+            left.append((1 + arrival + caught_up) / busy)
+    return distribution.mean_s * left[backups]
+
+
+# ------------------------------------------------------------------------------ without the scale
+
+
+def _pareto(a: float, k: int, n: int) -> float:
+    """For (1 - u) ** -a: the product of i / (i - a) over the n - k + 1 <= i <= n."""
+    later = n - k + 1
+    if later <= a:
+        return inf
+    return _exp(-fsum(np.log1p(-a / np.arange(later, n + 1)).tolist()))
+
+
+def _weibull(a: float, k: int, n: int) -> float:
+    """For (-log(1 - u)) ** a: the least of m draws has mean Gamma(1 + a) / m ** a, and the k-th
+    least is a sum of such with alternating signs, taken only where it keeps its digits."""
+    if k <= TERMS_MAX:
+        later = n - k + 1
+        terms = [(-1) ** i * comb(k - 1, i) * float(later + i) ** -(1 + a) for i in range(k)]
+        total, error = fsum(terms), 4 * float_info.epsilon * fsum(map(abs, terms))
+        value = later * comb(n, k - 1) * float(special.gamma(1 + a)) * total
+        if isfinite(value) and error <= ACCURACY * total and total > 0:
+            return value
+    return _integrate(lambda t: a * np.log(_minus_log_sf(t)), k, n)
+
+
+def _exp(logarithm: float) -> float:
+    """What a float cannot hold is inf."""
+    return exp(logarithm) if logarithm <= LOG_MAX else inf
+
+
+# -------------------------------------------------------------------------------------- integrals
+
+
+def _integrate(log_quantile: Callable[[Floats], Floats], k: int, n: int) -> float:
+    """Return E[Q(U)] for U ~ Beta(k, n - k + 1), by the trapezoidal rule over t = logit U.
+
+    There the density is u**k (1 - u)**(n - k + 1) / B, smooth with exponential tails on both
+    sides, for which the rule converges geometrically. Dividing by its own sum spares the B.
+    """
+    later = n - k + 1
+    centre, width, reach = log(k / later), sqrt(1 / k + 1 / later), REACH
+    while True:
+        t = centre + width * np.arange(-REACH, reach, 1 / STEPS)
+        with np.errstate(divide="ignore"):  # the logarithm of a quantile that underflows
+            weight = -k * np.logaddexp(0, -t) - later * np.logaddexp(0, t)
+            value = weight + log_quantile(t)
+        logarithm = float(special.logsumexp(value) - special.logsumexp(weight))
+        if logarithm > LOG_MAX or value[-1] < value.max() - NEGLIGIBLE:
+            return _exp(logarithm)
+        reach *= 2  # a quantile that grows nearly as fast as the density falls
+
+
+def _minus_log_sf(t: Floats) -> Floats:
+    """Return -log(1 - u)."""
+    return np.asarray(np.logaddexp(0, t))
+
+
+def _log_normal_quantile(sigma: float, t: Floats) -> Floats:
+    return np.asarray(-sigma * special.ndtri_exp(-_minus_log_sf(t)))
+
+
+def _log_gamma_quantile(shape: float, t: Floats) -> Floats:
+    """Of a gamma distribution with mean 1; from the nearer end, where digits are not lost."""
+    lower = special.gammaincinv(shape, special.expit(np.minimum(t, 0)))
+    upper = special.gammainccinv(shape, special.expit(-np.maximum(t, 0)))
+    return np.asarray(np.log(np.where(t < 0, lower, upper) / shape))

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The simulated shell: performs the core's actions on a virtual clock and reports what happens.
+
+The life of a piece of work is pull (parameters travel), compute, push (the gradient travels); then
+the core is told. A message takes the network's delay, bytes take what the shared links give. A
+worker that is told to give up does so at once, wherever it is; one that has computed everything by
+then sends only word of it. Where no network is given, pull and push take no time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.decider import Decider
+from paceline.core.events import (
+    Action,
+    ApplyUpdate,
+    Cancel,
+    Event,
+    Finish,
+    GradientArrived,
+    SendParams,
+    StartTimer,
+    StopRequested,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.latency import TimeStream
+from paceline.sim.cluster import Cluster
+from paceline.sim.engine import LAST, URGENT, Engine
+from paceline.sim.faults import Fault
+from paceline.sim.network import Link, Transfer
+from paceline.watch.trace import Ended, Measured, Record, record_event
+
+__all__ = ["Shell"]
+
+FAULT_STREAM = 0xFA  # keeps the random numbers of faults apart from those of computation times
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """A simulated worker."""
+
+    id: int
+    times: TimeStream
+    here: bool = False
+    turn: int = 0  # of the work that it has; 0: none
+    version: int = 0
+    asked_at: float = 0.0
+    began: float = 0.0  # computing
+    compute_s: float = 0.0  # what computing takes; 0 until it has begun
+    computing: bool = False
+    computed: bool = False
+    transfer: Transfer | None = None
+    pulled_bytes: float = 0.0
+    pushed_bytes: float = 0.0
+    frozen_until: float = 0.0
+    stage: int = 0  # counted up at each change, so that callbacks that come too late are known
+
+    def end(self) -> None:
+        """It has no work any more; whatever is still scheduled for it is void."""
+        self.turn = 0
+        self.stage += 1
+        self.computing = False
+        self.transfer = None
+
+
+class Shell:
+    """One simulated run."""
+
+    def __init__(
+        self, decider: Decider, cluster: Cluster, on_update: Callable[[int], None]
+    ) -> None:
+        self._decider = decider
+        self._spec = decider.ledger.spec
+        self._cluster = cluster
+        self._on_update = on_update
+        self._engine = Engine()
+        self._delay = 0.0
+        if cluster.network is not None:
+            self._delay = cluster.network.delay
+            self._down = Link(self._engine, cluster.network)
+            self._up = Link(self._engine, cluster.network)
+        self._workers = [
+            Worker(id, cluster.times.stream(id, self._spec.seed))
+            for id in range(self._spec.workers)
+        ]
+        self._working = 0
+        self._returning = 0
+        self._fault_rng = np.random.default_rng([self._spec.seed, FAULT_STREAM])
+        self._records: list[Record] = []
+        self._end: Ended | None = None
+
+    def run(self, until: float | None = None) -> list[Record]:
+        """Run to the last update, or until the given time, or until nothing can happen any more."""
+        engine = self._engine
+        for worker in self._workers:
+            engine.at(0.0, self._on_join, worker, priority=URGENT)
+        for fault in self._cluster.faults:
+            self._schedule_fault(fault)
+        if until is not None:
+            engine.at(until, self._on_until, priority=LAST)
+        while (self._end is None or self._working) and engine.step():
+            pass
+        self._records.append(self._end or self._stalled())
+        return self._records
+
+    def _stalled(self) -> Ended:
+        ledger = self._decider.ledger
+        reason = f"stalled: {len(ledger.members)} workers are left and nothing more can happen"
+        return Ended(self._engine.now, ledger.version, reason=reason)
+
+    # ------------------------------------------------------------------- telling and performing
+
+    def _tell(self, event: Event, measured: Measured | None = None) -> None:
+        version = self._decider.ledger.version
+        actions = self._decider.handle(event)
+        self._records += record_event(event, actions, version, measured)
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SendParams():
+                self._send(self._workers[action.worker], action)
+            case Cancel() if self._spec.late == "cancel":
+                self._cancel(self._workers[action.worker], action.turn)
+            case ApplyUpdate():
+                self._on_update(action.update)
+            case StartTimer():
+                self._engine.at(action.at, self._on_timer, action.update, priority=LAST)
+            case Finish():
+                unused = tuple(c.worker for c in action.unused)
+                self._end = Ended(self._engine.now, action.version, unused)
+                for worker in self._workers:  # nobody works on after the end, late or not
+                    self._cancel(worker, worker.turn)
+            case _:
+                pass
+
+    # --------------------------------------------------------------------- the life of some work
+
+    def _send(self, worker: Worker, action: SendParams) -> None:
+        self._working += 1
+        worker.turn, worker.version = action.turn, action.version
+        worker.asked_at = worker.began = self._engine.now
+        worker.compute_s = worker.pulled_bytes = worker.pushed_bytes = 0.0
+        worker.computed = False
+        worker.stage += 1
+        if self._cluster.network is None:
+            self._compute(worker, worker.stage)
+        else:
+            self._engine.at(self._engine.now + self._delay, self._pull, worker, worker.stage)
+
+    def _pull(self, worker: Worker, stage: int) -> None:
+        if worker.stage == stage and self._cluster.network is not None:
+            size = self._cluster.network.model_bytes
+
+            def done() -> None:
+                worker.pulled_bytes, worker.transfer = size, None
+                self._compute(worker, stage)
+
+            worker.transfer = self._down.begin(size, done)
+
+    def _compute(self, worker: Worker, stage: int) -> None:
+        if worker.stage == stage:
+            worker.computing = True
+            worker.began = max(self._engine.now, worker.frozen_until)
+            worker.compute_s = worker.times.take(worker.began)
+            self._engine.at(worker.began + worker.compute_s, self._on_computed, worker, stage)
+
+    def _on_computed(self, worker: Worker, stage: int) -> None:
+        if worker.stage != stage:
+            return
+        worker.computing, worker.computed = False, True
+        if self._cluster.network is None:
+            self._report_gradient(worker, stage)
+        else:
+            self._engine.at(self._engine.now + self._delay, self._push, worker, stage)
+
+    def _push(self, worker: Worker, stage: int) -> None:
+        if worker.stage == stage and self._cluster.network is not None:
+            size = self._cluster.network.model_bytes
+
+            def done() -> None:
+                worker.pushed_bytes, worker.transfer = size, None
+                self._report_gradient(worker, stage)
+
+            worker.transfer = self._up.begin(size, done)
+
+    def _report_gradient(self, worker: Worker, stage: int) -> None:
+        if worker.stage == stage:
+            now = self._engine.now
+            turn, version = worker.turn, worker.version
+            event = GradientArrived(now, worker.id, turn, version, self._cluster.batch)
+            self._report(worker, event, worker.compute_s)
+
+    def _report(self, worker: Worker, event: Event, compute_s: float) -> None:
+        measured = Measured(worker.asked_at, compute_s, worker.pulled_bytes, worker.pushed_bytes)
+        worker.end()
+        self._working -= 1
+        self._tell(event, measured)
+
+    def _cancel(self, worker: Worker, turn: int) -> None:
+        at = self._engine.now + self._delay
+        self._engine.at(at, self._on_cancel, worker, turn, priority=URGENT)
+
+    def _on_cancel(self, worker: Worker, turn: int) -> None:
+        now = self._engine.now
+        if not turn or worker.turn != turn:
+            return
+        if now < worker.frozen_until:
+            self._engine.at(worker.frozen_until, self._on_cancel, worker, turn, priority=URGENT)
+            return
+        self._abort_transfer(worker)
+        worker.stage += 1
+        report = self._report_gradient if worker.computed else self._report_abandoned
+        if not worker.computed:
+            worker.compute_s = min(worker.compute_s, max(0.0, now - worker.began))
+        if self._delay:
+            self._engine.at(now + self._delay, report, worker, worker.stage)
+        else:
+            report(worker, worker.stage)
+
+    def _report_abandoned(self, worker: Worker, stage: int) -> None:
+        if worker.stage == stage:
+            event = WorkAbandoned(self._engine.now, worker.id, worker.turn)
+            self._report(worker, event, worker.compute_s)
+
+    def _abort_transfer(self, worker: Worker) -> None:
+        if worker.transfer is not None:
+            link = self._up if worker.computed else self._down
+            moved = link.abort(worker.transfer)
+            if worker.computed:
+                worker.pushed_bytes = moved
+            else:
+                worker.pulled_bytes = moved
+            worker.transfer = None
+
+    # ------------------------------------------------------------------------- what else happens
+
+    def _on_join(self, worker: Worker) -> None:
+        worker.here = True
+        self._tell(WorkerJoined(self._engine.now, worker.id))
+
+    def _on_timer(self, update: int) -> None:
+        ledger = self._decider.ledger
+        if update > ledger.version and not ledger.finished:
+            self._tell(TimerFired(self._engine.now, update))
+
+    def _on_until(self) -> None:
+        if self._end is None:
+            self._tell(StopRequested(self._engine.now))
+
+    def _schedule_fault(self, fault: Fault) -> None:
+        wait_s = self._fault_rng.exponential(fault.time) if fault.repeats else fault.time
+        self._engine.at(self._engine.now + wait_s, self._on_fault, fault)
+
+    def _on_fault(self, fault: Fault) -> None:
+        candidates = [w for w in self._workers if w.here and fault.worker in (None, w.id)]
+        if candidates and self._end is None:
+            worker = candidates[self._fault_rng.integers(len(candidates))]
+            if fault.kind == "freeze":
+                self._freeze(worker, fault.lasting or 0.0)
+            else:
+                self._kill(worker, fault.lasting)
+        # Once nobody works and nobody is on the way back, faults alone must not keep it going.
+        if fault.repeats and (self._working or self._returning):
+            self._schedule_fault(fault)
+
+    def _kill(self, worker: Worker, lasting: float | None) -> None:
+        self._abort_transfer(worker)
+        self._working -= worker.turn > 0
+        worker.end()
+        worker.here = False
+        worker.frozen_until = 0.0
+        if lasting is not None:
+            self._returning += 1
+            self._engine.at(self._engine.now + lasting, self._on_return, worker)
+        self._tell(WorkerLeft(self._engine.now, worker.id, "killed"))
+
+    def _on_return(self, worker: Worker) -> None:
+        self._returning -= 1
+        if self._end is None:
+            self._on_join(worker)
+
+    def _freeze(self, worker: Worker, lasting: float) -> None:
+        still_frozen_until = max(worker.frozen_until, self._engine.now)
+        worker.frozen_until = max(worker.frozen_until, self._engine.now + lasting)
+        if worker.computing:
+            worker.compute_s += worker.frozen_until - still_frozen_until
+            worker.stage += 1
+            ends = worker.began + worker.compute_s
+            self._engine.at(ends, self._on_computed, worker, worker.stage)

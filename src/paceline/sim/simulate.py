@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Drive a policy through a simulated cluster; the result is a trace.
+
+The same policy, spec and cluster always give the same trace. The k-th computation time of a
+worker depends on the seed, the worker and k alone, so two rules with one seed meet the same luck.
+"""
+
+from collections.abc import Callable
+
+from paceline.core.decider import Decider
+from paceline.core.policies import Async, Backup, SoftSync, Sync, parse_policy
+from paceline.core.policy import Policy
+from paceline.errors import SpecError
+from paceline.sim.cluster import Cluster
+from paceline.sim.fast import Tie, barrier_records, draw_times, free_records
+from paceline.sim.shell import Shell
+from paceline.spec import RunSpec
+from paceline.watch.trace import Header, Record, Trace
+
+__all__ = ["simulate"]
+
+FAST_LIMIT = 20_000_000  # gradients; beyond that the fast way would take too much memory
+
+
+def simulate(
+    policy: str | Policy,
+    cluster: Cluster,
+    spec: RunSpec,
+    *,
+    until: float | None = None,
+    on_update: Callable[[int], None] | None = None,
+) -> Trace:
+    """Simulate a run of `spec.steps` updates, or until the virtual time `until`.
+
+    `on_update` is called with the number of each update as it is made, to show progress.
+    """
+    policy = parse_policy(policy)
+    policy.validate(spec)
+    if spec.steps is None and until is None:
+        raise SpecError("the simulation needs an end: give steps, or a time with until")
+    if until is not None and not until >= 0:
+        raise SpecError(f"until must be >= 0 seconds, got {until}")
+    for fault in cluster.faults:
+        if fault.worker is not None and fault.worker >= spec.workers:
+            raise SpecError(f"fault '{fault}': the workers are 0 to {spec.workers - 1}")
+    about = {"latency": str(cluster.times), "batch": str(cluster.batch)}
+    if cluster.network is not None:
+        about["network"] = str(cluster.network)
+    if cluster.faults:
+        about["faults"] = "; ".join(map(str, cluster.faults))
+    on_update = on_update or (lambda update: None)
+    records = _fast(policy, cluster, spec, on_update) if until is None else None
+    if records is None:
+        records = Shell(Decider(policy, spec), cluster, on_update).run(until)
+    return Trace(Header.of("sim", policy, spec, about), records)
+
+
+def _fast(
+    policy: Policy, cluster: Cluster, spec: RunSpec, on_update: Callable[[int], None]
+) -> list[Record] | None:
+    """The records by the vectorised way, or None where it cannot serve."""
+    only_times = cluster.times.is_stationary and cluster.network is None and not cluster.faults
+    steps = spec.steps or 0
+    if not only_times or steps * spec.workers > FAST_LIMIT:
+        return None
+    try:
+        match policy:
+            case Sync() | Backup():
+                needed = spec.workers - (policy.b if isinstance(policy, Backup) else 0)
+                times = draw_times(cluster.times, spec.workers, steps, spec.seed)
+                return barrier_records(times, needed, spec, cluster.batch, on_update)
+            case Async(bound=None):
+                return free_records(cluster.times, 1, spec, cluster.batch)
+            case SoftSync(bound=None):
+                return free_records(cluster.times, policy.c, spec, cluster.batch)
+            case _:
+                return None
+    except Tie:
+        return None

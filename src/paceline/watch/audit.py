@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whether a trace is sound: replayed through its own policy, it must tell the same story.
+
+Every event of the trace goes through a fresh `Decider`, whose decisions are recorded again; the
+first record that differs is named. So a trace that passes has exactly one fate for each gradient,
+one set of contributors for each update, and no decision that its rule would not make.
+"""
+
+import msgspec
+
+from paceline.core.decider import Decider
+from paceline.core.events import Finish
+from paceline.core.policies import parse_policy
+from paceline.errors import PacelineError, SpecError, TraceError
+from paceline.watch.trace import (
+    Ended,
+    Gradient,
+    Measured,
+    Record,
+    Trace,
+    Update,
+    event_of,
+    record_event,
+)
+
+__all__ = ["audit"]
+
+
+def audit(trace: Trace, name: str = "trace") -> None:
+    """Raise `TraceError`, naming the line, unless the trace is sound."""
+    if not trace.records:
+        raise TraceError(f"{name} has a header but no records")
+    try:
+        decider = Decider(parse_policy(trace.header.policy), trace.header.spec())
+    except SpecError as error:
+        raise TraceError(f"{name}:1 (the header): {error}") from None
+    told: list[Record] = []  # by the policy on the newest event, and not yet seen in the trace
+    end: Ended | None = None
+    ended_at = 0
+    for line, record in enumerate(trace.records, start=2):
+        if isinstance(record, Ended) and not ended_at:
+            _check_end(record, end, decider, f"{name}:{line}")
+            ended_at = line
+            continue
+        if ended_at:
+            raise TraceError(f"{name}:{line}: nothing can follow the end in line {ended_at}")
+        event = event_of(record)
+        if event is not None and not told:
+            version = decider.ledger.version
+            try:
+                actions = decider.handle(event)
+            except PacelineError as error:
+                raise TraceError(f"{name}:{line}: {error}") from None
+            told = record_event(event, actions, version, _measured(record))
+            end = next((_end(event.time, a) for a in actions if isinstance(a, Finish)), end)
+        expected = told.pop(0) if told else None
+        if _decided(record) != expected:
+            raise TraceError(f"{name}:{line}: has {record}, but its policy gives {expected}")
+    if told:
+        raise TraceError(f"{name}: ends where its policy gives {told[0]}")
+
+
+def _end(time: float, action: Finish) -> Ended:
+    return Ended(time, action.version, tuple(c.worker for c in action.unused))
+
+
+def _check_end(record: Ended, expected: Ended | None, decider: Decider, place: str) -> None:
+    """Raise unless the run ended as is recorded; one that stalled has no end but its version."""
+    if expected is None:
+        sound = record.version == decider.ledger.version and record.t >= decider.ledger.now
+    else:
+        sound = record == expected
+    if not sound:
+        raise TraceError(f"{place}: has {record}, but its policy gives {expected or 'no end yet'}")
+
+
+def _measured(record: Record) -> Measured | None:
+    """What only the shell knew, taken from the trace itself."""
+    if isinstance(record, Gradient):
+        return Measured(record.asked_at, record.compute_s, record.pulled_bytes, record.pushed_bytes)
+    return None
+
+
+def _decided(record: Record) -> Record:
+    """The record without what no policy can know."""
+    if isinstance(record, Gradient | Update):
+        return msgspec.structs.replace(record, sq_norm=None)
+    return record

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Figures, drawn from plain numbers; the only room that imports matplotlib."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from paceline.core.events import Fate
+from paceline.errors import SpecError
+from paceline.watch.summary import summarize
+from paceline.watch.trace import Trace
+
+__all__ = ["check_ending", "draw_comparison", "draw_plan", "save"]
+
+COLOURS = [*mpl.colormaps["tab10"].colors]  # type: ignore[attr-defined]  # colormaps are untyped
+ENDINGS = (".png", ".svg", ".pdf")
+LATE_LABELS = {"cancel": "late work cancelled", "finish": "finished, then dropped"}
+
+
+def check_ending(path: Path | None) -> None:
+    """Raise unless a figure can be written in the format that the ending says."""
+    if path is not None and path.suffix not in ENDINGS:
+        raise SpecError(f"a figure must end in .png, .svg or .pdf, got {path.name!r}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure; the ending says in which format."""
+    check_ending(path)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise SpecError(f"cannot write {path}: {error.strerror}") from None
+
+
+def draw_plan(
+    needed: list[int],
+    step_s: dict[str, list[float]],
+    seconds: list[float],
+    intervals: list[tuple[float, float]],
+    arrivals: ArrayLike | None,
+    path: Path,
+) -> None:
+    """Time of an update against N, time to the target against b, and how gradients arrive."""
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for (late, values), colour in zip(step_s.items(), COLOURS, strict=False):
+        left.plot(needed, values, color=colour, label=LATE_LABELS.get(late, late))
+    left.set(xlabel="N, gradients in an update", ylabel="time of an update (s)", ylim=(0, None))
+    left.legend(frameon=False)
+    backups = [needed[-1] - n for n in needed]
+    low, high = np.array(intervals).T
+    best = int(np.argmin(seconds))
+    middle.fill_between(backups, low, high, alpha=0.25, label="95 % interval")
+    middle.plot(backups, seconds)
+    middle.plot(
+        backups[best], seconds[best], "o", color=COLOURS[3], label=f"best: b = {backups[best]}"
+    )
+    middle.axhline(seconds[-1], color="0.6", linewidth=0.8, linestyle="--", label="sync")
+    # Far from the best the time grows without end; what matters is around it.
+    middle.set(xlabel="b, backup workers", ylabel="time to the target (s)")
+    middle.set_ylim(0, 2 * seconds[-1])
+    middle.legend(frameon=False)
+    if arrivals is None:
+        right.set_axis_off()
+    else:
+        _draw_survival(right, np.asarray(arrivals), "computation", COLOURS[0])
+        right.set(xlabel="computation time (s)", ylabel="share that takes longer")
+    save(figure, path)
+
+
+def draw_comparison(traces: list[Trace], path: Path) -> None:
+    """How gradients arrive, how long updates take, and what becomes of the work, by policy."""
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    summaries = [summarize(trace) for trace in traces]
+    for trace, summary, colour in zip(traces, summaries, COLOURS * 3, strict=False):
+        answers = [g.t - g.asked_at for g in trace.gradients() if g.fate is not Fate.CANCELLED]
+        steps = np.diff([0.0, *(u.t for u in trace.updates())])
+        _draw_survival(left, np.array(answers), summary.policy, colour)
+        _draw_survival(middle, steps, summary.policy, colour)
+    left.set(xlabel="from asking to arrival (s)", ylabel="share that takes longer")
+    middle.set(xlabel="time of an update (s)", ylabel="share that takes longer")
+    middle.legend(frameon=False, fontsize="small")
+    names = [s.policy for s in summaries]
+    busy = np.array([1 - s.idle_share for s in summaries])
+    wasted = np.array([s.wasted_share for s in summaries])
+    right.barh(names, busy * (1 - wasted), color=COLOURS[2], label="useful")
+    right.barh(names, busy * wasted, left=busy * (1 - wasted), color=COLOURS[3], label="dropped")
+    right.barh(names, 1 - busy, left=busy, color="0.85", label="waiting")
+    for i, summary in enumerate(summaries):
+        note = f"{summary.updates_per_s:.3g} updates/s, staleness {summary.staleness_mean:.1f}"
+        right.text(0.02, i, note, va="center", fontsize="small")
+    right.set(xlabel="share of the workers' time", xlim=(0, 1))
+    right.invert_yaxis()
+    right.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    save(figure, path)
+
+
+def _draw_survival(axes: Axes, values: ArrayLike, label: str, colour: tuple[float, ...]) -> None:
+    """The share that takes longer, on logarithmic axes, where tails can be seen."""
+    ordered = np.sort(np.asarray(values))
+    share = 1 - np.arange(len(ordered)) / len(ordered)
+    axes.step(ordered, share, color=colour, label=label, where="pre")
+    axes.set_yscale("log")
+    axes.set_xscale("log")

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The deadline: whoever is there when a time learnt from past arrivals has passed."""
+
+from math import inf, nan
+
+import pytest
+
+from fakes import Cluster, make_decider
+from paceline.core.events import (
+    Accept,
+    ApplyUpdate,
+    Cancel,
+    Contribution,
+    Drop,
+    Fate,
+    GradientArrived,
+    Pause,
+    Resume,
+    SendParams,
+    StartTimer,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+)
+from paceline.core.policies import Deadline
+from paceline.core.policies.deadline import REMEMBERED_TURNS, SLACK
+from paceline.errors import SpecError
+
+
+def learnt(update, opened_at, took_s):
+    """The timer of an update that waits for answers as long as this."""
+    return StartTimer(update, at=pytest.approx(opened_at + SLACK * took_s))
+
+
+def started(actions):
+    """The timers among the actions."""
+    return [action for action in actions if isinstance(action, StartTimer)]
+
+
+# ------------------------------------------------------------------------------------ learning
+
+
+def test_the_first_update_waits_twice_as_long_as_its_first_n_min_took(decide):
+    decider = decide("deadline:0.5", workers=2)
+    decider.handle(WorkerJoined(10.0, 0))
+    assert decider.handle(WorkerJoined(10.0, 1)) == [
+        Resume(),
+        SendParams(0, turn=1, version=0),
+        SendParams(1, turn=1, version=0),
+    ]
+    assert decider.handle(GradientArrived(11.0, 0, 1, 0)) == [
+        Accept(0, 0, update=1),
+        StartTimer(1, at=12.0),
+    ]
+    assert decider.handle(TimerFired(12.0, 1)) == [
+        ApplyUpdate(1, (Contribution(0, 0, 1),), (1.0,), (1.0,), 2),
+        Cancel(1, turn=1),
+        SendParams(0, turn=2, version=1),
+    ]
+
+
+def test_the_time_is_the_q_quantile_of_past_answers():
+    """Answers of 1, 2, 3 and 4 seconds: half are there after 2, and those just as fast soon."""
+    cluster = Cluster.of("deadline:0.5", workers=4)
+    for worker in range(3):
+        cluster.arrive(worker)
+    assert started(cluster.arrive(3)) == [learnt(2, opened_at=4.0, took_s=2.0)]
+
+
+@pytest.mark.parametrize(("q", "took_s"), [(0.25, 1), (0.26, 2), (0.75, 3), (0.9, 4), (1.0, 4)])
+def test_q_is_rounded_up_to_whole_answers(q, took_s):
+    cluster = Cluster.of(Deadline(q), workers=4)
+    for worker in range(3):
+        cluster.arrive(worker)
+    assert started(cluster.arrive(3)) == [learnt(2, opened_at=4.0, took_s=took_s)]
+
+
+def test_when_all_are_in_before_the_time_the_update_is_made_at_once():
+    cluster = Cluster.of("deadline:after=60", workers=2)
+    cluster.arrive(0)
+    assert [type(action) for action in cluster.arrive(1)][:2] == [Accept, ApplyUpdate]
+
+
+def test_when_all_who_are_alive_are_in_the_update_is_made_at_once():
+    cluster = Cluster.of("deadline:after=60")
+    cluster.leave(2)
+    cluster.arrive(0)
+    cluster.arrive(1)
+    assert cluster.version == 1
+
+
+def test_answers_of_late_workers_are_learnt_from_too():
+    """So the time grows when the crew has become slower."""
+    cluster = Cluster.of("deadline:1.0", workers=2)
+    cluster.arrive(0)  # took 1
+    assert started(cluster.arrive(1)) == [learnt(2, opened_at=2.0, took_s=2.0)]
+    cluster.arrive(0)
+    cluster.fire(2)
+    assert cluster.arrive(1, after=6.0) == [Drop(1, 1, Fate.LATE), SendParams(1, 3, 2)]
+    took_s = cluster.now - 2.0
+    cluster.run_until(3)
+    assert cluster.timers[4] == pytest.approx(cluster.now + SLACK * took_s)
+
+
+def test_old_answers_are_forgotten():
+    cluster = Cluster.of("deadline:1.0", workers=1)
+    cluster.arrive(0, after=10.0)
+    for _ in range(REMEMBERED_TURNS - 1):
+        assert started(cluster.arrive(0))[0].at == pytest.approx(cluster.now + SLACK * 10.0)
+    assert started(cluster.arrive(0))[0].at == pytest.approx(cluster.now + SLACK * 1.0)
+
+
+# ----------------------------------------------------------------------------------- censoring
+
+
+def cut_short(q):
+    """Worker 0 answered after 1 s; worker 1 was cancelled and gave up after 2.5 s."""
+    decider = make_decider(Deadline(q), workers=2)
+    for worker in range(2):
+        decider.handle(WorkerJoined(0.0, worker))
+    decider.handle(GradientArrived(1.0, 0, 1, 0))
+    assert Cancel(1, turn=1) in decider.handle(TimerFired(2.0, 1))
+    return decider.handle(WorkAbandoned(2.5, 1, 1))
+
+
+def test_an_answer_that_was_cut_short_counts_as_longer_than_all_others():
+    """The half of the answers that came first is known: one second after the opening at 2."""
+    assert cut_short(0.5) == [
+        Drop(1, 0, Fate.CANCELLED),
+        learnt(2, opened_at=2.0, took_s=1.0),
+        SendParams(1, turn=2, version=1),
+    ]
+
+
+def test_where_the_quantile_is_not_known_the_longest_time_is_doubled():
+    dropped, timer, asked = cut_short(1.0)
+    assert (dropped, asked) == (Drop(1, 0, Fate.CANCELLED), SendParams(1, turn=2, version=1))
+    assert 2 * 2.5 <= timer.at - 2.0 <= SLACK * 2 * 2.5 + 1e-9
+
+
+def test_doubling_goes_on_until_the_slow_one_is_heard_out():
+    """A worker that needs 100 s is cut short at first; the rule still learns to wait for it."""
+    cluster = Cluster.of("deadline:1.0", workers=2)
+    for update in range(1, 20):
+        opened_at = cluster.now
+        cluster.arrive(0)
+        if cluster.timers[update] - opened_at > 100:
+            break
+        cluster.fire(update)
+        cluster.abandon(1, after=0.0)
+    asked_at = cluster.decider.ledger.members[1].asked_at
+    cluster.arrive(1, after=asked_at + 100 - cluster.now)
+    assert len(cluster.updates[-1].contributions) == 2
+
+
+def test_a_time_that_has_passed_when_it_is_learnt_is_now(decide):
+    """A third of the answers took 1 second, but that is known only after 10."""
+    decider = decide("deadline:q=0.3,n_min=3")
+    for worker in range(3):
+        decider.handle(WorkerJoined(0.0, worker))
+    decider.handle(GradientArrived(1.0, 0, 1, 0))
+    decider.handle(WorkAbandoned(2.0, 1, 1))
+    assert decider.handle(WorkAbandoned(10.0, 1, 2)) == [
+        Drop(1, 0, Fate.CANCELLED),
+        StartTimer(1, at=10.0),
+        SendParams(1, turn=3, version=0),
+    ]
+
+
+# --------------------------------------------------------------------------------------- n_min
+
+
+def test_when_too_few_are_there_in_time_the_update_waits_for_n_min():
+    cluster = Cluster.of("deadline:n_min=2,after=2")
+    cluster.arrive(0)
+    assert cluster.fire(1) == []
+    assert cluster.arrive(1) == [
+        Accept(1, 0, update=1),
+        ApplyUpdate(1, (Contribution(0, 0, 1), Contribution(1, 0, 1)), (0.5, 0.5), (1.0, 1.0), 3),
+        Cancel(2, turn=1),
+        StartTimer(2, at=cluster.now + 2),
+        SendParams(0, turn=2, version=1),
+        SendParams(1, turn=2, version=1),
+    ]
+
+
+def test_when_nobody_is_there_in_time_the_first_makes_the_update():
+    cluster = Cluster.of("deadline:after=2", workers=2)
+    assert cluster.fire(1) == []
+    assert [type(action) for action in cluster.arrive(1)][:2] == [Accept, ApplyUpdate]
+
+
+def test_with_fewer_alive_than_n_min_the_update_takes_those_there_are():
+    cluster = Cluster.of("deadline:n_min=3,after=60")
+    cluster.leave(0)
+    cluster.arrive(1)
+    assert isinstance(cluster.leave(2)[0], ApplyUpdate)
+
+
+def test_before_it_has_learnt_the_rule_waits_for_n_min_before_it_sets_a_time():
+    cluster = Cluster.of("deadline:n_min=2", workers=4)
+    assert started(cluster.arrive(0)) == []
+    assert started(cluster.arrive(1)) == [StartTimer(1, at=4.0)]
+    assert started(cluster.arrive(2)) == []
+
+
+# --------------------------------------------------------------------------------------- after
+
+
+def test_after_replaces_what_is_learnt(decide):
+    decider = decide("deadline:after=250ms", workers=2)
+    decider.handle(WorkerJoined(1.0, 0))
+    assert decider.handle(WorkerJoined(2.0, 1)) == [
+        Resume(),
+        StartTimer(1, at=2.25),
+        SendParams(0, turn=1, version=0),
+        SendParams(1, turn=1, version=0),
+    ]
+    decider.handle(GradientArrived(2.125, 0, 1, 0))
+    assert decider.handle(TimerFired(2.25, 1)) == [
+        ApplyUpdate(1, (Contribution(0, 0, 1),), (1.0,), (1.0,), 2),
+        Cancel(1, turn=1),
+        StartTimer(2, at=2.5),
+        SendParams(0, turn=2, version=1),
+    ]
+
+
+def test_after_zero_takes_the_first_n_min():
+    cluster = Cluster.of("deadline:n_min=2,after=0")
+    for update in range(1, 4):
+        cluster.fire(update)
+        cluster.run_until(update, silent={2})
+    assert [len(update.contributions) for update in cluster.updates] == [2, 2, 2]
+
+
+def test_a_timer_of_an_update_that_was_made_does_not_hasten_the_next():
+    cluster = Cluster.of("deadline:after=5", workers=2)
+    cluster.arrive(0)
+    cluster.arrive(1)
+    cluster.arrive(0, after=0.5)
+    assert cluster.fire(1) == []
+
+
+# --------------------------------------------------------------------------------- in a pause
+
+
+def test_a_time_that_passes_in_a_pause_makes_no_update():
+    cluster = Cluster.of("deadline:after=5", workers=2, min_workers=2)
+    cluster.arrive(0)
+    assert isinstance(cluster.leave(1)[0], Pause)
+    assert cluster.fire(1) == []
+
+
+def test_after_a_pause_the_time_counts_from_when_the_run_went_on():
+    """`opened_at` is "when the newest version was made, or the run last went on after a pause"."""
+    cluster = Cluster.of("deadline:after=10", workers=2, min_workers=2)
+    cluster.leave(1, after=1.0)
+    cluster.fire(1)
+    cluster.join(1, after=90.0)
+    assert cluster.arrive(0, after=1.0) == [Accept(0, 0, update=1)], "worker 1 has 9 s left"
+
+
+def test_what_came_in_a_pause_does_not_end_the_next_wait_at_once():
+    """Worker 0 took 10 s, and twice that is to be waited; worker 1 has only just begun."""
+    cluster = Cluster.of("deadline", workers=2, min_workers=2)
+    cluster.leave(1, after=1.0)
+    cluster.arrive(0, after=9.0)
+    [timer] = started(cluster.join(1, after=10.0))
+    assert timer.at >= cluster.now + 10.0
+
+
+# ------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("q", [0.0, -0.5, 1.5, nan])
+def test_a_q_that_is_no_quantile_is_refused(q):
+    with pytest.raises(SpecError, match=r"q must be in \(0, 1\]"):
+        Deadline(q)
+
+
+def test_an_n_min_below_one_is_refused():
+    with pytest.raises(SpecError, match="n_min must be >= 1, got 0"):
+        Deadline(n_min=0)
+
+
+def test_an_n_min_beyond_w_is_refused():
+    with pytest.raises(SpecError, match="n_min must be <= workers=3, got 4"):
+        make_decider("deadline:n_min=4")
+
+
+@pytest.mark.parametrize("after", [-1.0, nan, inf])
+def test_a_time_that_is_none_is_refused(after):
+    with pytest.raises(SpecError, match="after must be"):
+        Deadline(after=after)

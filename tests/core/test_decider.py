@@ -1,0 +1,771 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the decider does under every rule: beginnings and ends, comings and goings, bad reports."""
+
+from math import inf, nan
+
+import pytest
+
+from fakes import Cluster, make_decider, state_of, view_of
+from paceline.core.decider import Decider, replay
+from paceline.core.events import (
+    Accept,
+    ApplyUpdate,
+    Cancel,
+    Contribution,
+    Drop,
+    Event,
+    Fate,
+    Finish,
+    GradientArrived,
+    Pause,
+    Resume,
+    SendParams,
+    StopRequested,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.ledger import Tally, Work
+from paceline.core.policies import Backup
+from paceline.errors import InternalError, ProtocolError, SpecError
+from paceline.spec import RunSpec
+
+
+def kinds(actions):
+    """The types of the actions: enough where the values are told elsewhere."""
+    return [type(action) for action in actions]
+
+
+# ------------------------------------------------------------------------------------ beginning
+
+
+def test_a_policy_that_cannot_run_with_the_spec_is_refused():
+    with pytest.raises(SpecError, match="smaller than the number of workers"):
+        Decider(Backup(3), RunSpec(workers=3))
+
+
+def test_a_run_begins_when_as_many_have_joined_as_an_update_needs(decide):
+    decider = decide("sync", workers=2)
+    assert decider.handle(WorkerJoined(0.0, 5)) == []
+    assert decider.handle(WorkerJoined(1.0, 7)) == [
+        Resume(),
+        SendParams(5, turn=1, version=0),
+        SendParams(7, turn=1, version=0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "needed"),
+    [
+        ("sync", 3),
+        ("backup:1", 2),
+        ("backup:2", 1),
+        ("batchsync:2", 2),
+        ("batchsync:5", 3),
+        ("deadline", 3),
+        ("async", 1),
+        ("softsync:2", 2),
+        ("ssp:0", 1),
+        ("delayed:1", 3),
+    ],
+)
+def test_a_run_waits_for_no_more_than_its_rule_needs(policy, needed):
+    cluster = Cluster.of(policy, joined=False)
+    for worker in range(needed - 1):
+        assert cluster.join(worker) == []
+    assert cluster.join(needed - 1)[0] == Resume()
+
+
+def test_a_run_does_not_begin_below_min_workers():
+    cluster = Cluster.of("async", joined=False, min_workers=2)
+    assert cluster.join(0) == []
+    assert cluster.join(1)[0] == Resume()
+
+
+def test_a_worker_that_came_and_died_is_not_waited_for_at_the_beginning():
+    cluster = Cluster.of("sync", joined=False)
+    cluster.join(0)
+    cluster.leave(0)
+    cluster.join(1)
+    assert cluster.join(2) == [Resume(), SendParams(1, 1, 0), SendParams(2, 1, 0)]
+
+
+def test_a_worker_that_came_twice_counts_once_towards_the_beginning():
+    cluster = Cluster.of("sync", workers=2, joined=False)
+    cluster.join(0)
+    cluster.leave(0)
+    assert cluster.join(0) == []
+    assert cluster.join(1)[0] == Resume()
+
+
+def test_min_workers_must_be_here_at_the_beginning_however_many_have_come():
+    cluster = Cluster.of("sync", joined=False, min_workers=2)
+    for worker in (0, 1):
+        cluster.join(worker)
+        cluster.leave(worker)
+    assert cluster.join(2) == []
+    assert cluster.join(0) == [Resume(), SendParams(2, 1, 0), SendParams(0, 1, 0)]
+
+
+def test_who_comes_after_the_beginning_is_asked_at_once():
+    cluster = Cluster.of("backup:1", joined=False)
+    cluster.join(0)
+    cluster.join(1)
+    assert cluster.join(2) == [SendParams(2, 1, 0)]
+
+
+# --------------------------------------------------------------------------- coming and going
+
+
+def test_a_worker_beyond_w_is_a_further_backup():
+    cluster = Cluster.of("sync", workers=2)
+    assert cluster.join(2) == [SendParams(2, 1, 0)]
+    cluster.arrive(2)
+    assert cluster.arrive(1) == [
+        Accept(1, 0, update=1),
+        ApplyUpdate(1, (Contribution(2, 0, 1), Contribution(1, 0, 1)), (0.5, 0.5), (1.0, 1.0), 2),
+        Cancel(0, turn=1),
+        SendParams(2, 2, 1),
+        SendParams(1, 2, 1),
+    ]
+
+
+def test_the_death_of_the_one_waited_for_makes_the_update():
+    cluster = Cluster.of("sync")
+    cluster.arrive(0)
+    cluster.arrive(1)
+    actions = cluster.leave(2)
+    assert kinds(actions) == [ApplyUpdate, SendParams, SendParams]
+    assert (len(actions[0].contributions), actions[0].wanted) == (2, 3)
+
+
+def test_what_a_worker_gave_before_it_died_still_counts():
+    cluster = Cluster.of("sync")
+    cluster.arrive(0)
+    assert cluster.leave(0) == []
+    cluster.arrive(1)
+    cluster.arrive(2)
+    assert cluster.updates[0].contributions == tuple(Contribution(w, 0, 1) for w in range(3))
+
+
+def test_a_worker_that_comes_back_in_the_middle_of_an_update_does_not_count_twice():
+    cluster = Cluster.of("sync")
+    cluster.arrive(0)
+    cluster.leave(0)
+    assert cluster.join(0) == []
+    cluster.arrive(1)
+    cluster.arrive(2)
+    assert [c.worker for c in cluster.updates[0].contributions] == [0, 1, 2]
+    assert cluster.asked[0] == SendParams(0, turn=1, version=1)
+
+
+def test_a_worker_that_comes_back_without_having_given_gets_its_turn_anew():
+    cluster = Cluster.of("sync")
+    cluster.arrive(0, finite=False)
+    cluster.leave(0)
+    cluster.leave(1)
+    assert cluster.join(0) == [SendParams(0, 1, 0)]
+    assert cluster.join(1) == [SendParams(1, 1, 0)]
+
+
+def test_a_run_returns_to_n_when_workers_are_back():
+    cluster = Cluster.of("backup:1", workers=4)
+    cluster.leave(0)
+    cluster.leave(1)
+    cluster.run_until(2)
+    assert [len(update.contributions) for update in cluster.updates] == [2, 2]
+    cluster.join(0)
+    cluster.join(1)
+    cluster.run_until(4)
+    assert [len(update.contributions) for update in cluster.updates[2:]] == [3, 3]
+    assert {update.wanted for update in cluster.updates} == {3}
+
+
+def test_one_departure_can_make_several_updates():
+    cluster = Cluster.of("delayed:1")
+    for worker in (0, 1, 0, 1):
+        cluster.arrive(worker)
+    assert kinds(cluster.leave(2)) == [ApplyUpdate, ApplyUpdate, SendParams, SendParams]
+
+
+# ------------------------------------------------------------------------------ pause, resume
+
+
+def test_below_min_workers_the_run_pauses_and_says_what_it_waits_for():
+    cluster = Cluster.of("async", min_workers=2)
+    assert cluster.leave(0) == []
+    assert cluster.leave(1) == [Pause("1 of at least 2 workers; waits for 1")]
+    assert cluster.leave(2) == []
+
+
+def test_without_anybody_the_run_pauses():
+    cluster = Cluster.of("sync", workers=1)
+    assert cluster.leave(0) == [Pause("0 of at least 1 workers; waits for 1")]
+    assert cluster.join(0) == [Resume(), SendParams(0, 1, 0)]
+
+
+def test_in_a_pause_gradients_are_kept_but_nothing_is_made_or_asked_for():
+    cluster = Cluster.of("async", min_workers=3)
+    cluster.leave(2)
+    assert cluster.arrive(0) == [Accept(0, 0, update=1)]
+    assert cluster.arrive(1, finite=False) == [Drop(1, 0, Fate.NON_FINITE)]
+    assert cluster.join(2) == [
+        Resume(),
+        ApplyUpdate(1, (Contribution(0, 0, 1),), (1.0,), (1.0,), 1),
+        SendParams(0, 2, 1),
+        SendParams(1, 2, 1),
+        SendParams(2, 1, 1),
+    ]
+
+
+def test_a_run_goes_on_at_min_workers_without_waiting_for_the_rest():
+    cluster = Cluster.of("sync", min_workers=2)
+    cluster.leave(0)
+    cluster.leave(1)
+    cluster.arrive(2)
+    assert cluster.join(0) == [Resume(), SendParams(0, 1, 0)]
+    assert kinds(cluster.arrive(0)) == [Accept, ApplyUpdate, SendParams, SendParams]
+
+
+def test_what_is_there_when_all_come_back_is_used():
+    """The one who gave has had its turn: nobody who is here is outstanding."""
+    cluster = Cluster.of("sync")
+    cluster.arrive(0)
+    for worker in range(3):
+        cluster.leave(worker)
+    actions = cluster.join(0)
+    assert kinds(actions) == [Resume, ApplyUpdate, SendParams]
+    assert actions[-1] == SendParams(0, 1, 1)
+
+
+# ------------------------------------------------------------------------------ the last update
+
+
+def test_the_last_update_ends_the_run_and_cancels_what_is_under_way():
+    cluster = Cluster.of("backup:1", steps=1)
+    cluster.arrive(0)
+    assert cluster.arrive(1)[2:] == [Cancel(2, turn=1), Finish(1)]
+
+
+def test_after_the_end_every_report_is_late_and_nobody_is_asked():
+    cluster = Cluster.of("backup:2", steps=1)
+    cluster.arrive(0)
+    assert cluster.arrive(1) == [Drop(1, 0, Fate.LATE)]
+    assert cluster.abandon(2) == [Drop(2, 0, Fate.CANCELLED)]
+    assert cluster.duplicate(1) == [Drop(1, 0, Fate.DUPLICATE)]
+    assert cluster.leave(0) == []
+    assert cluster.join(0) == []
+    assert cluster.stop() == []
+
+
+def test_after_the_end_a_non_finite_gradient_is_still_called_so():
+    cluster = Cluster.of("backup:2", steps=1)
+    cluster.arrive(0)
+    assert cluster.arrive(1, finite=False) == [Drop(1, 0, Fate.NON_FINITE)]
+
+
+def test_under_a_rule_that_keeps_all_the_end_cancels_too():
+    cluster = Cluster.of("async", steps=1)
+    assert cluster.arrive(1)[2:] == [Cancel(0, 1), Cancel(2, 1), Finish(1)]
+
+
+def test_nobody_is_asked_for_an_update_beyond_the_last():
+    cluster = Cluster.of("delayed:2", steps=2)
+    cluster.arrive(0)
+    assert cluster.arrive(0) == [Accept(0, 0, update=2)]
+    cluster.run_until(2)
+    assert cluster.finish == Finish(2)
+
+
+def test_a_run_without_steps_goes_on():
+    cluster = Cluster.of("sync")
+    cluster.run_until(20)
+    assert cluster.finish is None
+
+
+# ------------------------------------------------------------------------------- StopRequested
+
+
+@pytest.mark.parametrize("present", [0, 1, 2])
+def test_a_run_that_is_stopped_before_it_began_ends_at_once(present):
+    cluster = Cluster.of("sync", joined=False)
+    for worker in range(present):
+        cluster.join(worker)
+    assert cluster.stop() == [Finish(0)]
+
+
+def test_with_nothing_in_the_making_a_stop_is_the_end():
+    cluster = Cluster.of("sync", workers=2)
+    assert cluster.stop() == [Cancel(0, 1), Cancel(1, 1), Finish(0)]
+
+
+def test_a_non_finite_gradient_leaves_nothing_in_the_making():
+    cluster = Cluster.of("sync", workers=2)
+    cluster.arrive(0, finite=False)
+    assert cluster.stop() == [Cancel(1, 1), Finish(0)]
+
+
+def test_an_update_in_the_making_is_made_before_the_end():
+    cluster = Cluster.of("sync", workers=2)
+    cluster.arrive(0)
+    assert cluster.stop() == []
+    assert kinds(cluster.arrive(1)) == [Accept, ApplyUpdate, Finish]
+
+
+def test_while_an_update_is_awaited_work_for_it_goes_on():
+    cluster = Cluster.of("softsync:4", workers=1)
+    cluster.arrive(0)
+    cluster.stop()
+    assert cluster.arrive(0) == [Accept(0, 0, 1), SendParams(0, 3, 0)]
+    cluster.run_until(1)
+    assert cluster.finish == Finish(1)
+
+
+def test_after_a_stop_a_gradient_that_is_given_up_is_asked_for_again():
+    cluster = Cluster.of("sync", workers=2)
+    cluster.arrive(0)
+    cluster.stop()
+    assert cluster.abandon(1) == [Drop(1, 0, Fate.CANCELLED), SendParams(1, 2, 0)]
+
+
+def test_every_update_in_the_making_is_made_before_the_end():
+    cluster = Cluster.of("delayed:1", workers=2)
+    cluster.arrive(0)
+    cluster.arrive(0)
+    assert cluster.stop() == []
+    cluster.arrive(1)
+    assert kinds(cluster.arrive(1)) == [Accept, ApplyUpdate, Finish]
+    assert cluster.finish == Finish(2)
+
+
+def test_a_stop_never_makes_a_run_longer():
+    cluster = Cluster.of("delayed:1", workers=2, steps=1)
+    cluster.arrive(0)
+    cluster.stop()
+    cluster.arrive(1)
+    assert cluster.finish == Finish(1)
+
+
+def test_a_second_stop_changes_nothing():
+    cluster = Cluster.of("sync", workers=2)
+    cluster.arrive(0)
+    cluster.stop()
+    before = state_of(cluster.decider)
+    before[0].now = cluster.now + 1
+    assert cluster.stop() == []
+    assert view_of(cluster.decider) == before
+
+
+def test_a_stop_in_a_pause_is_the_end_and_tells_what_was_not_used():
+    cluster = Cluster.of("sync", min_workers=3)
+    cluster.arrive(0, samples=7)
+    cluster.leave(2)
+    assert cluster.stop() == [Cancel(1, 1), Finish(0, unused=(Contribution(0, 0, 7),))]
+
+
+def test_a_pause_after_a_stop_is_the_end():
+    cluster = Cluster.of("sync", min_workers=3)
+    cluster.arrive(0)
+    cluster.stop()
+    actions = cluster.leave(2)
+    assert kinds(actions) == [Pause, Cancel, Finish]
+    assert actions[-1].unused == (Contribution(0, 0, 1),)
+
+
+def test_what_is_not_used_is_told_update_by_update():
+    cluster = Cluster.of("delayed:1", min_workers=3)
+    cluster.arrive(0, finite=False)
+    cluster.arrive(0, samples=2)
+    cluster.arrive(1, samples=3)
+    cluster.leave(2)
+    assert cluster.stop()[-1] == Finish(0, (Contribution(1, 0, 3), Contribution(0, 0, 2)))
+
+
+def test_the_death_of_the_one_waited_for_ends_a_run_that_stops():
+    cluster = Cluster.of("sync")
+    cluster.arrive(0)
+    cluster.arrive(1)
+    cluster.stop()
+    assert kinds(cluster.leave(2)) == [ApplyUpdate, Finish]
+
+
+def test_after_a_stop_no_gradient_is_accepted_for_an_update_that_will_not_be_made():
+    """An accepted gradient is part of an update; this one cannot be, and that is known."""
+    cluster = Cluster.of("delayed:1", workers=2)
+    cluster.arrive(0)  # for update 1; it goes on with update 2
+    cluster.stop()  # update 1 is the last
+    assert not cluster.decider.would_accept(0)
+    assert not any(isinstance(action, Accept) for action in cluster.arrive(0))
+
+
+# ------------------------------------------------------------------------ non-finite gradients
+
+
+def test_a_non_finite_gradient_is_refused_and_the_update_is_made_without_it():
+    cluster = Cluster.of("sync")
+    assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE)]
+    cluster.arrive(1)
+    cluster.arrive(2)
+    [update] = cluster.updates
+    assert [c.worker for c in update.contributions] == [1, 2]
+    assert (update.weights, update.wanted) == ((0.5, 0.5), 3)
+
+
+def test_when_every_gradient_is_non_finite_all_are_asked_again_at_the_same_version():
+    cluster = Cluster.of("sync")
+    cluster.arrive(0, finite=False)
+    cluster.arrive(1, finite=False)
+    assert cluster.arrive(2, finite=False) == [
+        Drop(2, 0, Fate.NON_FINITE),
+        SendParams(0, 2, 0),
+        SendParams(1, 2, 0),
+        SendParams(2, 2, 0),
+    ]
+
+
+def test_the_death_of_the_only_finite_hope_asks_the_others_again():
+    cluster = Cluster.of("sync", workers=2)
+    cluster.arrive(0, finite=False)
+    assert cluster.leave(1) == [SendParams(0, 2, 0)]
+
+
+def test_a_refused_gradient_takes_the_place_of_a_sound_one():
+    """The update is not refused with it, and does not wait longer because of it."""
+    cluster = Cluster.of("backup:1")
+    cluster.arrive(0, finite=False)
+    assert cluster.arrive(1) == [
+        Accept(1, 0, update=1),
+        ApplyUpdate(1, (Contribution(1, 0, 1),), (1.0,), (1.0,), wanted=2),
+        Cancel(2, turn=1),
+        SendParams(0, 2, 1),
+        SendParams(1, 2, 1),
+    ]
+
+
+def test_when_all_places_are_taken_by_refused_gradients_those_who_wait_are_asked_again():
+    cluster = Cluster.of("backup:1")
+    cluster.arrive(0, finite=False)
+    assert cluster.arrive(1, finite=False) == [
+        Drop(1, 0, Fate.NON_FINITE),
+        SendParams(0, 2, 0),
+        SendParams(1, 2, 0),
+    ]
+    assert cluster.decider.would_accept(2), "its gradient is as welcome as before"
+
+
+def test_a_worker_that_comes_back_after_a_refused_gradient_does_not_take_two_places():
+    """Full synchronous training waits for worker 1, which is here and at work."""
+    cluster = Cluster.of("sync", workers=2)
+    cluster.arrive(0, finite=False)
+    cluster.leave(0)
+    cluster.join(0)
+    assert cluster.arrive(0) == [Accept(0, 0, update=1)]
+    cluster.arrive(1)
+    assert [c.worker for c in cluster.updates[0].contributions] == [0, 1]
+
+
+def test_a_worker_that_comes_back_after_a_refused_gradient_is_waited_for():
+    """It is here and at work, as worker 1 was."""
+    cluster = Cluster.of("sync", workers=2)
+    cluster.arrive(0, finite=False)
+    cluster.leave(0)
+    cluster.join(0)
+    assert cluster.arrive(1) == [Accept(1, 0, update=1)]
+    cluster.arrive(0)
+    assert [c.worker for c in cluster.updates[0].contributions] == [1, 0]
+
+
+@pytest.mark.parametrize("policy", ["batchsync:2", "async", "softsync:2", "ssp:1"])
+def test_rules_without_turns_ask_again_at_once(policy):
+    cluster = Cluster.of(policy)
+    assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
+
+
+def test_a_late_non_finite_gradient_does_not_use_up_the_turn_for_the_next_update():
+    cluster = Cluster.of("backup:1")
+    cluster.arrive(0)
+    cluster.arrive(1)
+    assert cluster.arrive(2, finite=False) == [Drop(2, 0, Fate.NON_FINITE), SendParams(2, 2, 1)]
+
+
+def test_a_delayed_update_of_which_all_was_non_finite_is_asked_for_again():
+    """Whoever waits gives it next; one that works on a later update first ends that."""
+    cluster = Cluster.of("delayed:1", workers=2)
+    assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
+    assert cluster.arrive(1, finite=False) == [Drop(1, 0, Fate.NON_FINITE), SendParams(1, 2, 0)]
+    assert cluster.arrive(0) == [Accept(0, 0, update=2), SendParams(0, 3, 0)]
+    assert cluster.arrive(1) == [Accept(1, 0, update=1), SendParams(1, 3, 0)]
+    assert cluster.arrive(0) == [
+        Accept(0, 0, update=1),
+        ApplyUpdate(1, (Contribution(1, 0, 1), Contribution(0, 0, 1)), (0.5, 0.5), (1.0, 1.0), 2),
+        SendParams(0, 4, 1),
+    ]
+
+
+# ---------------------------------------------------------------------------------- duplicates
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "deadline", "delayed:1"])
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_duplicate_is_dropped_and_changes_only_the_time(policy, idle):
+    cluster = Cluster.of(policy)
+    cluster.arrive(0)
+    if not idle:
+        cluster.run_until(1)
+    before = state_of(cluster.decider)
+    before[0].now = cluster.now + 1
+    version = cluster.turns[0][0]
+    actions = cluster.handle(GradientArrived(cluster.now + 1, 0, turn=1, version=version))
+    assert actions == [Drop(0, version, Fate.DUPLICATE)]
+    assert view_of(cluster.decider) == before
+
+
+def test_a_gradient_that_comes_after_it_was_given_up_is_a_duplicate():
+    cluster = Cluster.of("sync")
+    cluster.abandon(0)
+    assert cluster.handle(GradientArrived(9.0, 0, 1, 0)) == [Drop(0, 0, Fate.DUPLICATE)]
+
+
+def test_work_that_is_given_up_is_asked_for_again():
+    cluster = Cluster.of("sync")
+    assert cluster.abandon(0) == [Drop(0, 0, Fate.CANCELLED), SendParams(0, 2, 0)]
+
+
+# ------------------------------------------------------------------------------- illegal events
+
+EARLY = 2.0  # the decider under test has seen this time
+ILLEGAL = {
+    "joins though it is here": (WorkerJoined(3.0, 0), "here already"),
+    "a stranger leaves": (WorkerLeft(3.0, 9), "not here"),
+    "a stranger's gradient": (GradientArrived(3.0, 9, 1, 0), "not here"),
+    "turn zero": (GradientArrived(3.0, 1, 0, 0), "has had 1 turns"),
+    "turn below zero": (GradientArrived(3.0, 1, -1, 0), "has had 1 turns"),
+    "a turn to come": (GradientArrived(3.0, 1, 2, 0), "has had 1 turns"),
+    "a version to come": (GradientArrived(3.0, 1, 1, 1), "asked for version 0"),
+    "a version below zero": (GradientArrived(3.0, 1, 1, -1), "asked for version 0"),
+    "no samples": (GradientArrived(3.0, 1, 1, 0, samples=0), "samples must be >= 1"),
+    "samples below zero": (GradientArrived(3.0, 1, 1, 0, samples=-3), "samples must be >= 1"),
+    "a duplicate without samples": (GradientArrived(3.0, 0, 1, 0, samples=0), "samples must be"),
+    "a stranger gives up": (WorkAbandoned(3.0, 9, 1), "not here"),
+    "gives up turn zero": (WorkAbandoned(3.0, 1, 0), "has had 1 turns"),
+    "gives up a turn to come": (WorkAbandoned(3.0, 1, 2), "has had 1 turns"),
+    "gives up what it has given": (WorkAbandoned(3.0, 0, 1), "nobody had asked"),
+    "a timer nobody started": (TimerFired(3.0, 2), "no timer was started for update 2"),
+    "a bare event": (Event(3.0), "expected an event"),
+    "an action": (SendParams(0, 1, 0), "expected an event"),
+    "nothing": (None, "expected an event"),
+    "joins in the past": (WorkerJoined(1.0, 3), "time runs backwards"),
+    "leaves in the past": (WorkerLeft(1.0, 0), "time runs backwards"),
+    "a gradient in the past": (GradientArrived(1.0, 1, 1, 0), "time runs backwards"),
+    "gives up in the past": (WorkAbandoned(1.0, 1, 1), "time runs backwards"),
+    "a timer in the past": (TimerFired(1.0, 1), "time runs backwards"),
+    "a stop in the past": (StopRequested(1.0), "time runs backwards"),
+    "joins at no time": (WorkerJoined(nan, 3), "time runs backwards"),
+    "leaves at no time": (WorkerLeft(nan, 0), "time runs backwards"),
+    "a gradient at no time": (GradientArrived(nan, 1, 1, 0), "time runs backwards"),
+    "gives up at no time": (WorkAbandoned(nan, 1, 1), "time runs backwards"),
+    "a timer at no time": (TimerFired(nan, 1), "time runs backwards"),
+    "a stop at no time": (StopRequested(nan), "time runs backwards"),
+    "joins at the end of time": (WorkerJoined(inf, 3), "time"),
+    "a stop at the end of time": (StopRequested(inf), "time"),
+}
+
+
+@pytest.mark.parametrize(
+    "policy", ["sync", "deadline:after=9", "delayed:1", "ssp:0", "batchsync:2"]
+)
+@pytest.mark.parametrize("case", ILLEGAL)
+def test_an_illegal_event_is_refused_and_leaves_the_state_as_it_was(decide, policy, case):
+    event, complaint = ILLEGAL[case]
+    decider, twin = decide(policy), decide(policy)
+    beginning = [WorkerJoined(0.0, worker) for worker in range(3)]
+    beginning += [GradientArrived(EARLY, 0, 1, 0)]
+    for each in beginning:
+        assert decider.handle(each) == twin.handle(each)
+    before = state_of(decider)
+    with pytest.raises(ProtocolError, match=complaint):
+        decider.handle(event)
+    assert view_of(decider) == before
+    nxt = GradientArrived(4.0, 1, 1, 0)
+    assert decider.handle(nxt) == twin.handle(nxt)
+
+
+def test_an_error_tells_the_event_that_was_refused():
+    event = WorkerLeft(1.0, 9, "killed")
+    with pytest.raises(ProtocolError) as error:
+        Cluster.of("sync").handle(event)
+    assert repr(event) in str(error.value)
+
+
+def test_time_may_stand_still(decide):
+    decider = decide("sync", workers=1)
+    decider.handle(WorkerJoined(1.0, 0))
+    assert kinds(decider.handle(GradientArrived(1.0, 0, 1, 0))) == [Accept, ApplyUpdate, SendParams]
+
+
+def test_time_before_zero_is_backwards(decide):
+    with pytest.raises(ProtocolError, match="time runs backwards"):
+        decide("sync").handle(WorkerJoined(-1.0, 0))
+
+
+def test_a_timer_that_comes_too_late_is_harmless():
+    cluster = Cluster.of("deadline:after=5", workers=1)
+    cluster.arrive(0)
+    assert cluster.fire(1) == []
+
+
+def test_a_timer_from_before_a_pause_is_harmless_after_it():
+    """Before the rule has learnt enough to start it again."""
+    cluster = Cluster.of("deadline", workers=2)
+    cluster.arrive(0, finite=False)
+    assert 1 in cluster.timers
+    cluster.leave(1, after=0.25)
+    cluster.leave(0, after=0.25)
+    cluster.join(0, after=0.25)
+    cluster.fire(1)
+
+
+# ------------------------------------------------------------------------------- would_accept
+
+
+def test_would_accept_tells_whether_work_under_way_would_count():
+    cluster = Cluster.of("backup:1", steps=2)
+    decider = cluster.decider
+    assert decider.would_accept(2)
+    cluster.arrive(0)
+    assert not decider.would_accept(0), "it waits"
+    cluster.arrive(1)
+    assert not decider.would_accept(2), "its update was made without it"
+    assert decider.would_accept(0), "it works on the next"
+    assert not decider.would_accept(9), "it is not here"
+    cluster.run_until(2)
+    assert not any(decider.would_accept(worker) for worker in range(3)), "the run has ended"
+
+
+@pytest.mark.parametrize("policy", ["backup:1", "async:bound=1", "deadline:after=2", "batchsync:2"])
+def test_would_accept_does_not_change_the_state(policy):
+    cluster = Cluster.of(policy)
+    cluster.arrive(0)
+    before = state_of(cluster.decider)
+    for worker in range(4):
+        cluster.decider.would_accept(worker)
+    assert view_of(cluster.decider) == before
+
+
+# ------------------------------------------------------------------------------------- replay
+
+
+def test_replay_tells_what_was_decided_on_each_event():
+    cluster = Cluster.of("backup:1")
+    cluster.run_until(3)
+    spec = cluster.decider.ledger.spec
+    assert replay(cluster.decider.policy, spec, cluster.events) == cluster.actions
+
+
+def test_replay_refuses_what_the_policy_could_not_have_seen():
+    events = [WorkerJoined(0.0, 0), GradientArrived(1.0, 0, 1, 0)]
+    with pytest.raises(ProtocolError, match="has had 0 turns"):
+        replay(Backup(0), RunSpec(workers=2), events)
+
+
+# -------------------------------------------------------------------------- broken invariants
+
+
+def _no_one_idle(ledger):
+    ledger.idle.clear()
+
+
+def _a_version_from_the_future(ledger):
+    ledger.members[1].work = Work(version=5, update=6)
+
+
+def _a_cancelled_idler(ledger):
+    ledger.members[0].cancelled = True
+
+
+def _a_tally_of_the_past(ledger):
+    ledger.tallies[0] = Tally()
+
+
+def _a_stranger_who_is_done(ledger):
+    ledger.next_tally().done.add(99)
+
+
+def _a_giver_who_is_not_done(ledger):
+    ledger.next_tally().done.discard(0)
+
+
+def _a_giver_who_gave_twice(ledger):
+    ledger.next_tally().contributions *= 2
+
+
+def _an_update_that_is_due(ledger):
+    ledger.next_tally().contributions.append(Contribution(1, 0, 1))
+    ledger.next_tally().done.add(1)
+
+
+def _beyond_the_last(ledger):
+    ledger.last = -1
+
+
+def _finished_with_something_left(ledger):
+    ledger.finished = True
+
+
+def _useless_work(ledger):
+    ledger.tallies.clear()
+    ledger.version = 1
+
+
+BROKEN = {
+    "idle are those without work": _no_one_idle,
+    "nobody works on a version that does not exist": _a_version_from_the_future,
+    "only work can be cancelled": _a_cancelled_idler,
+    "tallies lie ahead": _a_tally_of_the_past,
+    "those done are here": _a_stranger_who_is_done,
+    "those who gave are done": _a_giver_who_is_not_done,
+    "nobody counts twice": _a_giver_who_gave_twice,
+    "no update lies undone": _an_update_that_is_due,
+    "the last update is the last": _beyond_the_last,
+    "a finished run has nothing in the making": _finished_with_something_left,
+    "work that is useless was cancelled": _useless_work,
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_invariant_is_named_with_the_rule_and_the_story(what):
+    cluster = Cluster.of("backup:1")
+    cluster.arrive(0)
+    cluster.decider.check()
+    BROKEN[what](cluster.decider.ledger)
+    with pytest.raises(InternalError) as error:
+        cluster.decider.check()
+    message = str(error.value)
+    assert what in message
+    assert message.startswith("backup:1: broken: ")
+    assert "please report" in message
+    assert all(repr(event) in message for event in cluster.events)
+
+
+def test_every_invariant_is_broken_by_a_test():
+    cluster = Cluster.of("backup:1")
+    assert {what for what, _ in cluster.decider._invariants()} == set(BROKEN)
+
+
+def test_the_story_tells_only_the_newest_events_and_none_that_was_refused():
+    cluster = Cluster.of("async", workers=1)
+    for _ in range(Decider.STORY_LENGTH):
+        cluster.arrive(0)
+    refused = WorkerLeft(cluster.now, 9)
+    with pytest.raises(ProtocolError):
+        cluster.handle(refused)
+    cluster.decider.ledger.last = -1
+    with pytest.raises(InternalError) as error:
+        cluster.decider.check()
+    told = str(error.value).splitlines()[1:]
+    assert told == [f"  {event!r}" for event in cluster.events[-Decider.STORY_LENGTH :]]
+
+
+def test_a_fresh_decider_is_sound():
+    make_decider("sync").check()

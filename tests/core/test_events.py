@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The vocabulary of the core: values, nothing more."""
+
+import inspect
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from paceline.core import events
+from paceline.core.events import (
+    Action,
+    ApplyUpdate,
+    Contribution,
+    Event,
+    Fate,
+    Finish,
+    GradientArrived,
+    SendParams,
+    StopRequested,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+)
+
+ONE_OF_EACH = [
+    WorkerJoined(1.0, worker=0),
+    WorkerLeft(1.0, worker=0, reason="killed"),
+    GradientArrived(1.0, worker=0, turn=1, version=0),
+    WorkAbandoned(1.0, worker=0, turn=1),
+    TimerFired(1.0, update=1),
+    StopRequested(1.0),
+]
+
+
+def test_the_fates_are_those_of_the_glossary():
+    fates = {"accepted", "late", "stale", "duplicate", "cancelled", "non-finite"}
+    assert {str(fate) for fate in Fate} == fates
+
+
+def vocabulary(*kinds):
+    """The classes of the module that are of these kinds."""
+    classes = [value for value in vars(events).values() if inspect.isclass(value)]
+    return {kind for kind in classes if issubclass(kind, kinds)}
+
+
+def test_every_event_there_is_has_a_handler(decide):
+    there_are = vocabulary(Event) - {Event}
+    assert {type(event) for event in ONE_OF_EACH} == there_are
+    assert decide("sync")._handlers.keys() == there_are
+
+
+def test_every_public_name_of_the_vocabulary_is_exported():
+    classes = vocabulary(Event, Action, Fate, Contribution)
+    assert set(events.__all__) == {kind.__name__ for kind in classes}
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda event: type(event).__name__)
+def test_an_event_is_a_value_that_begins_with_its_time(event):
+    assert event.time == 1.0
+    assert event == type(event)(*(getattr(event, name) for name in event.__match_args__))
+    assert hash(event) == hash(type(event)(*(getattr(event, n) for n in event.__match_args__)))
+    with pytest.raises(FrozenInstanceError):
+        event.time = 2.0
+
+
+def test_an_action_is_a_value():
+    asked = SendParams(0, turn=1, version=0)
+    assert asked == SendParams(0, 1, 0)
+    assert asked != SendParams(0, 2, 0)
+    with pytest.raises(FrozenInstanceError):
+        asked.version = 7
+
+
+def test_a_gradient_is_one_finite_sample_unless_it_says_otherwise():
+    event = GradientArrived(1.0, worker=0, turn=1, version=0)
+    assert (event.samples, event.finite) == (1, True)
+
+
+def test_a_run_that_finishes_wastes_nothing_unless_it_says_otherwise():
+    assert Finish(3) == Finish(3, unused=())
+
+
+def test_staleness_is_the_version_before_the_update_less_the_version_of_the_gradient():
+    update = ApplyUpdate(
+        update=5,
+        contributions=(Contribution(0, 4, 1), Contribution(1, 1, 1)),
+        weights=(0.5, 0.5),
+        scales=(1.0, 1.0),
+        wanted=2,
+    )
+    assert update.staleness == (0, 3)

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The contract: every policy of the table against every law of the design.
+
+`histories` are random schedules with joins, deaths, rejoins, non-finite gradients, duplicates,
+work given up, timers and stops, the same for every law. `Cluster` holds the shell's laws at each
+step already; here each law is read once more from the log alone.
+"""
+
+from dataclasses import replace
+from functools import cache
+from math import fsum, inf, isfinite, nan
+from random import Random
+
+import pytest
+
+from fakes import POLICY_TABLE, Cluster, random_steps, state_of, view_of
+from paceline.core.decider import replay
+from paceline.core.events import (
+    Accept,
+    ApplyUpdate,
+    Cancel,
+    Contribution,
+    Drop,
+    Fate,
+    Finish,
+    GradientArrived,
+    Pause,
+    Resume,
+    SendParams,
+    StopRequested,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.policies import POLICIES, parse_policy
+from paceline.errors import ProtocolError
+
+SPECS = [{}, {"min_workers": 2}, {"steps": 6}, {"min_workers": 3}]
+
+every_policy = pytest.mark.parametrize("policy", POLICY_TABLE)
+
+
+@cache
+def histories(policy):
+    """Clusters to which much has happened; not to be changed."""
+    clusters = []
+    for seed in range(6):
+        rng = Random(seed)
+        cluster = Cluster.of(policy, **SPECS[seed % len(SPECS)])
+        for _ in random_steps(cluster, rng, 40):
+            pass
+        if seed % 2:
+            cluster.stop()
+            for _ in random_steps(cluster, rng, 15):
+                pass
+        clusters.append(cluster)
+    return clusters
+
+
+def updates_of(policy):
+    """Every update that was made in all histories."""
+    return [update for cluster in histories(policy) for update in cluster.updates]
+
+
+def test_the_table_has_every_policy_there_is():
+    assert {parse_policy(text).name for text in POLICY_TABLE} == set(POLICIES)
+
+
+def test_the_histories_have_everything_in_them():
+    """Otherwise the laws below would hold of nothing."""
+    logs = [cluster.log for policy in POLICY_TABLE for cluster in histories(policy)]
+    seen = {type(event) for log in logs for event, _ in log}
+    done = {type(action) for log in logs for _, actions in log for action in actions}
+    fates = {fate for policy in POLICY_TABLE for c in histories(policy) for fate in c.fates}
+    assert {TimerFired, StopRequested, WorkAbandoned, WorkerLeft} <= seen
+    assert {Pause, Resume, Cancel, Finish} <= done
+    assert fates == set(Fate)
+
+
+# --------------------------------------------------------------------------------- laws 1 to 5
+
+
+@every_policy
+def test_law_1_an_update_has_one_set_of_contributors(policy):
+    """An update is made once, of exactly what was accepted for it, and nothing is used twice."""
+    for cluster in histories(policy):
+        accepted = {}
+        for event, actions in cluster.log:
+            for action in actions:
+                if isinstance(action, Accept):
+                    given = Contribution(event.worker, event.version, event.samples)
+                    accepted.setdefault(action.update, []).append(given)
+                elif isinstance(action, ApplyUpdate):
+                    assert action.contributions == tuple(accepted.pop(action.update))
+        assert [update.update for update in cluster.updates] == [*range(1, cluster.version + 1)]
+
+
+@every_policy
+def test_law_2_a_worker_counts_at_most_once_in_an_update(policy):
+    if parse_policy(policy).name in ("batchsync", "softsync"):
+        assert parse_policy(policy).repeats
+        return
+    for update in updates_of(policy):
+        givers = [c.worker for c in update.contributions]
+        assert len(givers) == len(set(givers))
+
+
+@every_policy
+def test_law_3_synchronous_rules_never_use_a_gradient_of_another_version(policy):
+    """And no rule uses one that is older than it allows."""
+    rule = parse_policy(policy)
+    for update in updates_of(policy):
+        if rule.name in ("sync", "backup", "batchsync", "deadline"):
+            assert set(update.staleness) == {0}
+        elif rule.name == "delayed":
+            assert set(update.staleness) == {min(rule.k, update.update - 1)}
+        else:
+            bound = inf if rule.bound is None else rule.bound
+            assert all(0 <= staleness <= bound for staleness in update.staleness)
+
+
+@every_policy
+def test_law_4_every_gradient_gets_exactly_one_fate(policy):
+    for cluster in histories(policy):
+        accepted = 0
+        for event, actions in cluster.log:
+            told = [a.worker for a in actions if isinstance(a, Accept | Drop)]
+            reported = isinstance(event, GradientArrived | WorkAbandoned)
+            assert told == ([event.worker] if reported else [])
+            accepted += sum(isinstance(action, Accept) for action in actions)
+        used = sum(len(update.contributions) for update in cluster.updates)
+        unused = len(cluster.finish.unused) if cluster.finish else 0
+        in_the_making = sum(len(given) for given in cluster.pending.values())
+        assert accepted == used + unused + in_the_making
+
+
+@every_policy
+def test_law_5_weights_go_by_samples_are_finite_and_sum_to_one(policy):
+    for update in updates_of(policy):
+        samples = [c.samples for c in update.contributions]
+        assert update.weights == tuple(n / sum(samples) for n in samples)
+        assert fsum(update.weights) == pytest.approx(1.0, abs=1e-12)
+        assert all(isfinite(weight) and weight > 0 for weight in update.weights)
+        assert all(isfinite(scale) and 0 < scale <= 1 for scale in update.scales)
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:0", "delayed:0", "delayed:1", "delayed:2"])
+@pytest.mark.parametrize("seed", range(20, 35))
+def test_a_rule_that_waits_for_all_drops_nothing_while_there_are_no_spare_workers(policy, seed):
+    """However they die, come back, give up and have their gradients refused."""
+    cluster = Cluster.of(policy)
+    for _, actions in random_steps(cluster, Random(seed), 80, spare=0):
+        assert not any(isinstance(action, Cancel) for action in actions)
+
+
+# --------------------------------------------------------------------------------------- law 6
+
+CAN_DO_WITHOUT = [
+    *[(policy, {2}) for policy in POLICY_TABLE if policy.startswith(("backup:1", "backup:2"))],
+    ("backup:2", {1, 2}),
+    *[
+        (policy, silent)
+        for policy in POLICY_TABLE
+        for silent in ({2}, {1, 2})
+        if policy.startswith(("batchsync", "async", "softsync"))
+        or (policy.startswith("deadline") and 3 - len(silent) >= parse_policy(policy).n_min)
+    ],
+]
+
+can_do_without = pytest.mark.parametrize(
+    ("policy", "silent"),
+    [pytest.param(p, s, id=f"{p} without {'+'.join(map(str, s))}") for p, s in CAN_DO_WITHOUT],
+)
+
+
+@can_do_without
+def test_law_6_a_worker_that_never_reports_does_not_block(policy, silent):
+    cluster = Cluster.of(policy)
+    cluster.run_until(8, silent)
+    assert not any(c.worker in silent for update in cluster.updates for c in update.contributions)
+
+
+@can_do_without
+def test_law_6_a_worker_that_falls_silent_in_the_middle_does_not_block(policy, silent):
+    cluster = Cluster.of(policy)
+    for _ in random_steps(cluster, Random(6), 20, faults=False):
+        pass
+    cluster.run_until(cluster.version + 8, silent)
+
+
+@can_do_without
+def test_law_6_a_refused_gradient_does_not_make_the_silent_block(policy, silent):
+    """One who can still report has a non-finite gradient, and is well again afterwards."""
+    cluster = Cluster.of(policy)
+    cluster.arrive(0, finite=False)
+    cluster.run_until(8, silent)
+
+
+@can_do_without
+def test_law_6_refused_gradients_of_all_others_do_not_make_the_silent_block(policy, silent):
+    """As when a loss scale is too high at first: all who report have a non-finite gradient."""
+    cluster = Cluster.of(policy)
+    for worker in {0, 1, 2} - silent:
+        cluster.arrive(worker, finite=False)
+    cluster.run_until(8, silent)
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(3))
+def test_law_6_the_dead_never_block(policy, seed):
+    """At any moment all but one may die, and the run goes on."""
+    rng = Random(seed)
+    cluster = Cluster.of(policy)
+    for _ in random_steps(cluster, rng, rng.randrange(25)):
+        pass
+    for worker in (0, 1, 2, 3, 4):
+        if worker in cluster.asked and len(cluster.asked) > 1:
+            cluster.leave(worker)
+    for worker in [] if cluster.asked else [0]:
+        cluster.join(worker)
+    cluster.run_until(cluster.version + 5)
+
+
+@every_policy
+def test_law_6_when_nobody_is_left_the_run_says_so_and_goes_on_when_one_is_back(policy):
+    cluster = Cluster.of(policy)
+    cluster.run_until(2)
+    assert cluster.leave(0) == []
+    cluster.leave(1)
+    assert Pause("0 of at least 1 workers; waits for 1") in cluster.leave(2)
+    assert Resume() in cluster.join(1)
+    cluster.run_until(cluster.version + 3)
+
+
+@every_policy
+def test_law_6_everyone_who_waits_is_asked_again_if_gradients_keep_arriving(policy):
+    cluster = Cluster.of(policy)
+    cluster.run_until(30)
+    asked = [len(turns) for turns in cluster.turns.values()]
+    assert min(asked) >= 5
+
+
+# --------------------------------------------------------------------------------- laws 7 to 9
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(3))
+def test_law_7_whoever_is_asked_goes_on_with_the_newest_version(policy, seed):
+    """Under `delayed`, with the version that its update is made of on every worker."""
+    rule = parse_policy(policy)
+    cluster = Cluster.of(policy)
+    members = cluster.decider.ledger.members
+    for _, actions in random_steps(cluster, Random(seed), 60):
+        for action in actions:
+            if not isinstance(action, SendParams):
+                continue
+            update = members[action.worker].work.update
+            if rule.name == "delayed":
+                assert cluster.version < update <= cluster.version + 1 + rule.k
+                assert action.version == max(0, update - 1 - rule.k)
+            else:
+                assert action.version == cluster.version
+
+
+def decides_the_same(policies, seed):
+    """Let things happen to the first of the policies; the others must decide the same on them."""
+    rng = Random(seed)
+    spec = SPECS[seed % len(SPECS)]
+    first, *others = [Cluster.of(policy, **spec) for policy in policies]
+    steps = list(random_steps(first, rng, 60))
+    if seed % 2:
+        first.stop()
+        steps += [first.log[-1], *random_steps(first, rng, 15)]
+    for event, actions in steps:
+        for other in others:
+            assert other.handle(event) == actions
+    assert first.fates[Fate.ACCEPTED] > 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_law_8_backup_0_is_sync_is_delayed_0(seed):
+    decides_the_same(["sync", "backup:0", "delayed:0"], seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_law_8_softsync_of_one_is_async(seed):
+    decides_the_same(["async", "softsync:1,lr=constant"], seed)
+    decides_the_same(["async:lr=inverse", "softsync:1"], seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ssp_with_room_enough_is_async(seed):
+    decides_the_same(["async", "ssp:1000"], seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_batchsync_of_one_is_async_without_staleness_but_for_a_word(seed):
+    """What one calls late the other calls stale; all else is the same."""
+    cluster, other = Cluster.of("batchsync:1"), Cluster.of("async:bound=0")
+    for event, actions in random_steps(cluster, Random(seed), 60):
+        expected = [
+            replace(action, fate=Fate.STALE)
+            if getattr(action, "fate", None) is Fate.LATE
+            else action
+            for action in actions
+        ]
+        assert other.handle(event) == expected
+
+
+@every_policy
+def test_law_9_the_same_events_give_the_same_actions(policy):
+    for cluster in histories(policy):
+        spec = cluster.decider.ledger.spec
+        assert replay(cluster.decider.policy, spec, cluster.events) == cluster.actions
+
+
+@every_policy
+def test_law_9_replaying_gives_the_same_state(policy):
+    for cluster in histories(policy):
+        twin = Cluster.of(policy, joined=False)
+        twin.decider.ledger.spec = cluster.decider.ledger.spec
+        twin.decider.ledger.last = cluster.decider.ledger.spec.steps
+        for event in cluster.events:
+            twin.handle(event)
+        assert view_of(twin.decider) == view_of(cluster.decider)
+
+
+def illegal_events(cluster):
+    """What may not happen next, whatever the state."""
+    now, ledger = cluster.now, cluster.decider.ledger
+    yield WorkerLeft(now, 99)
+    yield GradientArrived(now, 99, 1, 0)
+    yield WorkAbandoned(now, 99, 1)
+    yield TimerFired(now, ledger.timer + 1)
+    yield StopRequested(now - 1e-9)
+    yield StopRequested(nan)
+    for worker, asked in cluster.asked.items():
+        turn = len(cluster.turns[worker])
+        yield WorkerJoined(now, worker)
+        yield GradientArrived(now, worker, turn + 1, ledger.version)
+        yield GradientArrived(now, worker, 0, 0)
+        yield WorkAbandoned(now, worker, turn + 1)
+        if asked:
+            yield GradientArrived(now, worker, turn, asked.version + 1)
+            yield GradientArrived(now, worker, turn, asked.version - 1)
+            yield GradientArrived(now, worker, turn, asked.version, samples=0)
+            yield WorkAbandoned(now, worker, turn - 1)
+        elif turn:
+            yield WorkAbandoned(now, worker, turn)
+
+
+@every_policy
+def test_law_9_an_illegal_event_leaves_the_state_as_it_was(policy):
+    cluster = Cluster.of(policy, steps=12)
+    for _ in random_steps(cluster, Random(9), 25):
+        before = state_of(cluster.decider)
+        for event in illegal_events(cluster):
+            with pytest.raises(ProtocolError):
+                cluster.decider.handle(event)
+        assert view_of(cluster.decider) == before
+
+
+@every_policy
+def test_a_duplicate_changes_nothing_but_the_time(policy):
+    cluster = Cluster.of(policy)
+    for _ in random_steps(cluster, Random(10), 25):
+        before = state_of(cluster.decider)
+        for worker in cluster.repeatable:
+            actions = cluster.duplicate(worker, after=0.0)
+            assert [type(action) for action in actions] == [Drop]
+        assert view_of(cluster.decider) == before

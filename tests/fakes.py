@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The simplest possible shell, and the table of policies that every law is held against.
+
+`Cluster` drives a `Decider` by hand: it remembers, from the actions alone, what each worker was
+asked for, and asserts at each step what any shell may rely on. It computes nothing and knows no
+rule, so what it asserts holds for the simulator and for the runtime as well.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from paceline.core.decider import Decider
+from paceline.core.events import (
+    Accept,
+    Action,
+    ApplyUpdate,
+    Cancel,
+    Contribution,
+    Drop,
+    Event,
+    Fate,
+    Finish,
+    GradientArrived,
+    Pause,
+    Resume,
+    SendParams,
+    StartTimer,
+    StopRequested,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.ledger import Ledger, Tally
+from paceline.core.policies import parse_policy
+from paceline.core.policy import Policy
+from paceline.spec import RunSpec
+
+__all__ = ["POLICY_TABLE", "Cluster", "make_decider", "random_steps", "state_of", "view_of"]
+
+POLICY_TABLE = [
+    "sync",
+    "backup:0",
+    "backup:1",
+    "backup:2",
+    "batchsync:1",
+    "batchsync:2",
+    "batchsync:5",
+    "deadline",
+    "deadline:0.5",
+    "deadline:q=0.6,n_min=2",
+    "deadline:after=2s",
+    "deadline:n_min=2,after=0",
+    "async",
+    "async:lr=inverse",
+    "async:bound=1",
+    "softsync:1",
+    "softsync:2",
+    "softsync:4",
+    "softsync:2,lr=constant,bound=1",
+    "ssp:0",
+    "ssp:1",
+    "ssp:3",
+    "delayed:0",
+    "delayed:1",
+    "delayed:2",
+]
+"""Every policy, several times. A new rule must get its rows here. All run with 3 workers."""
+
+
+def make_decider(policy: str | Policy, workers: int = 3, **spec: Any) -> Decider:
+    """A decider for a policy or its string."""
+    return Decider(parse_policy(policy), RunSpec(workers=workers, **spec))
+
+
+def view_of(decider: Decider) -> tuple[Ledger, list[int], list[int]]:
+    """Everything that a decision may depend on, the order of dictionaries included."""
+    return decider.ledger, list(decider.ledger.idle), list(decider.ledger.members)
+
+
+def state_of(decider: Decider) -> tuple[Ledger, list[int], list[int]]:
+    """A copy of all that, to be compared with a later view."""
+    return copy.deepcopy(view_of(decider))
+
+
+def copy_of(ledger: Ledger) -> Ledger:
+    """What `copy.deepcopy` does, many times faster; the walk through all states needs it."""
+    return replace(
+        ledger,
+        memory=copy.copy(ledger.memory),
+        members={worker: replace(member) for worker, member in ledger.members.items()},
+        idle=dict(ledger.idle),
+        tallies={
+            update: Tally(list(tally.contributions), set(tally.refused), set(tally.done))
+            for update, tally in ledger.tallies.items()
+        },
+        joined=set(ledger.joined),
+    )
+
+
+class Cluster:
+    """Workers that do what they are told, a clock that is moved by hand, and a strict shell."""
+
+    def __init__(self, decider: Decider) -> None:
+        self.decider = decider
+        self.now = 0.0
+        self.log: list[tuple[Event, list[Action]]] = []
+        self.asked: dict[int, SendParams | None] = {}
+        """By worker that is here; None: it waits for parameters."""
+        self.turns: dict[int, list[int]] = {}
+        """By worker that is here: the version of each of its turns."""
+        self.cancelled: set[int] = set()
+        self.timers: dict[int, float] = {}
+        """When each timer that has not fired yet is to fire, by update."""
+        self.timer_started = 0
+        """The newest update that a timer was started for since the run last went on."""
+        self.void_timers: list[tuple[int, float]] = []
+        """Timers that have not fired either, but were started again after a pause."""
+        self.pending: dict[int, list[Contribution]] = {}
+        """What was accepted for updates that are not made yet."""
+        self.updates: list[ApplyUpdate] = []
+        self.fates: Counter[Fate] = Counter()
+        self.paused = True
+        self.finish: Finish | None = None
+
+    @classmethod
+    def of(
+        cls, policy: str | Policy, workers: int = 3, joined: bool = True, **spec: Any
+    ) -> "Cluster":
+        """A cluster of its own; its workers are there already unless told otherwise."""
+        cluster = cls(make_decider(policy, workers, **spec))
+        for worker in range(workers) if joined else ():
+            cluster.join(worker, after=0.0)
+        return cluster
+
+    # --------------------------------------------------------------------- what there is to know
+
+    @property
+    def version(self) -> int:
+        """How many updates were made."""
+        return len(self.updates)
+
+    @property
+    def working(self) -> list[int]:
+        """Those who compute, in the order in which they were asked."""
+        return [worker for worker, asked in self.asked.items() if asked is not None]
+
+    @property
+    def repeatable(self) -> list[int]:
+        """Those who have reported at least once since they joined."""
+        return [w for w in self.asked if self._last_reported(w) > 0]
+
+    @property
+    def events(self) -> list[Event]:
+        """All that has happened."""
+        return [event for event, _ in self.log]
+
+    @property
+    def actions(self) -> list[list[Action]]:
+        """What was decided on each event."""
+        return [actions for _, actions in self.log]
+
+    # -------------------------------------------------------------------- what can happen to it
+
+    def join(self, worker: int, after: float = 1.0) -> list[Action]:
+        """A worker comes, or comes back."""
+        return self.handle(WorkerJoined(self.now + after, worker))
+
+    def leave(self, worker: int, after: float = 1.0) -> list[Action]:
+        """A worker dies."""
+        return self.handle(WorkerLeft(self.now + after, worker, "killed"))
+
+    def arrive(
+        self, worker: int, samples: int = 1, finite: bool = True, after: float = 1.0
+    ) -> list[Action]:
+        """A worker has finished what it was asked for."""
+        asked = self.asked[worker]
+        assert asked is not None, f"worker {worker} was asked for nothing"
+        return self.handle(
+            GradientArrived(self.now + after, worker, asked.turn, asked.version, samples, finite)
+        )
+
+    def abandon(self, worker: int, after: float = 1.0) -> list[Action]:
+        """A worker has given up what it was asked for."""
+        asked = self.asked[worker]
+        assert asked is not None, f"worker {worker} was asked for nothing"
+        return self.handle(WorkAbandoned(self.now + after, worker, asked.turn))
+
+    def duplicate(self, worker: int, after: float = 1.0) -> list[Action]:
+        """A worker's newest report comes once more."""
+        turn = self._last_reported(worker)
+        version = self.turns[worker][turn - 1]
+        return self.handle(GradientArrived(self.now + after, worker, turn, version))
+
+    def fire(self, update: int, after: float = 0.0) -> list[Action]:
+        """A timer fires, at its time or, if the clock is past that already, now."""
+        at = max(self.now + after, self.timers.pop(update))
+        return self.handle(TimerFired(at, update))
+
+    def fire_void(self, after: float = 0.0) -> list[Action]:
+        """A timer fires that was started before a pause: a shell need not take timers back."""
+        update, at = self.void_timers.pop(0)
+        return self.handle(TimerFired(max(self.now + after, at), update))
+
+    def stop(self, after: float = 1.0) -> list[Action]:
+        """The run is asked to end."""
+        return self.handle(StopRequested(self.now + after))
+
+    def run_until(self, version: int, silent: Collection[int] = (), limit: int = 500) -> None:
+        """Let all but the silent report in turn, and timers fire when there is nothing else."""
+        for _ in range(limit):
+            if self.version >= version or self.finish:
+                return
+            able = [w for w in self.working if w not in silent]
+            due = [u for u in self.timers if u > self.version]
+            assert able or due, f"stuck at version {self.version}: {self.decider.ledger}"
+            if able:
+                self.arrive(able[0])
+            else:
+                self.fire(due[0])
+        raise AssertionError(f"version {version} not reached in {limit} events")
+
+    def fork(self) -> "Cluster":
+        """A twin that goes its own way from here."""
+        twin = Cluster(Decider(self.decider.policy, self.decider.ledger.spec))
+        twin.decider.ledger = copy_of(self.decider.ledger)
+        twin.now, twin.paused, twin.finish = self.now, self.paused, self.finish
+        twin.log, twin.updates = list(self.log), list(self.updates)
+        twin.asked, twin.turns = dict(self.asked), {w: list(t) for w, t in self.turns.items()}
+        twin.cancelled, twin.fates = set(self.cancelled), Counter(self.fates)
+        twin.timers, twin.void_timers = dict(self.timers), list(self.void_timers)
+        twin.timer_started = self.timer_started
+        twin.pending = {update: list(given) for update, given in self.pending.items()}
+        return twin
+
+    # ------------------------------------------------------------------------- the shell's laws
+
+    def handle(self, event: Event) -> list[Action]:
+        """Decide on an event, perform the actions, and hold the laws."""
+        actions = self.decider.handle(event)
+        self.decider.check()
+        self.now = event.time
+        self.log.append((event, actions))
+        self._hold_one_fate(event, actions)
+        self._note(event)
+        for action in actions:
+            self._perform(event, action)
+        return actions
+
+    def _hold_one_fate(self, event: Event, actions: list[Action]) -> None:
+        """Each report gets one fate, before anything else is done; nothing else gets one."""
+        fates = [a for a in actions if isinstance(a, Accept | Drop)]
+        if not isinstance(event, GradientArrived | WorkAbandoned):
+            assert fates == []
+            return
+        assert fates == actions[:1]
+        fate = fates[0]
+        got = fate.fate if isinstance(fate, Drop) else Fate.ACCEPTED
+        assert got in self._possible_fates(event)
+        version = self.turns[event.worker][event.turn - 1]
+        assert (fate.worker, fate.version) == (event.worker, version)
+        self.fates[got] += 1
+
+    def _possible_fates(self, event: GradientArrived | WorkAbandoned) -> set[Fate]:
+        """What may become of a gradient, from all that the shell knows of it."""
+        if isinstance(event, WorkAbandoned):
+            return {Fate.CANCELLED}
+        if not self._is_news(event):
+            return {Fate.DUPLICATE}
+        if not event.finite:
+            return {Fate.NON_FINITE}
+        return {Fate.LATE, Fate.STALE} if event.worker in self.cancelled else {Fate.ACCEPTED}
+
+    def _note(self, event: Event) -> None:
+        """Book what the shell knows before it performs an action."""
+        if isinstance(event, WorkerJoined):
+            self.asked[event.worker] = None
+            self.turns[event.worker] = []
+        elif isinstance(event, WorkerLeft):
+            del self.asked[event.worker], self.turns[event.worker]
+            self.cancelled.discard(event.worker)
+        elif self._is_news(event):
+            self.asked[event.worker] = None
+            self.cancelled.discard(event.worker)
+
+    def _perform(self, event: Event, action: Action) -> None:
+        match action:
+            case Accept(update=update):
+                assert isinstance(event, GradientArrived)
+                assert update > self.version
+                given = Contribution(event.worker, event.version, event.samples)
+                self.pending.setdefault(update, []).append(given)
+            case ApplyUpdate():
+                self._apply(action)
+            case SendParams(worker, turn, version):
+                assert not self.finish
+                assert not self.paused
+                assert self.asked.pop(worker) is None, "only who waits is asked"
+                assert turn == len(self.turns[worker]) + 1
+                assert 0 <= version <= self.version
+                self.asked[worker] = action  # put back last: `working` goes by this order
+                self.turns[worker].append(version)
+            case Cancel(worker, turn):
+                asked = self.asked[worker]
+                assert asked is not None
+                assert asked.turn == turn
+                assert worker not in self.cancelled, "cancelled twice"
+                self.cancelled.add(worker)
+            case StartTimer(update, at):
+                assert update == self.version + 1
+                assert at >= event.time
+                assert self.timer_started < update, "once for each update, and again after a pause"
+                self.timer_started = update
+                if update in self.timers:
+                    self.void_timers.append((update, self.timers[update]))
+                self.timers[update] = at
+            case Pause(reason):
+                assert not self.paused
+                assert reason
+                self.paused = True
+            case Resume():
+                assert self.paused
+                self.paused = False
+                self.timer_started = self.version
+            case Finish(version, unused):
+                assert not self.finish
+                assert version == self.version
+                left = [c for update in sorted(self.pending) for c in self.pending[update]]
+                assert list(unused) == left
+                self.pending.clear()
+                self.finish = action
+            case _:
+                assert isinstance(action, Drop), f"unknown action {action}"
+
+    def _apply(self, action: ApplyUpdate) -> None:
+        """Updates come one after the other, each of exactly what was accepted for it."""
+        assert not self.finish
+        assert not self.paused
+        assert action.update == self.version + 1
+        assert action.contributions
+        assert list(action.contributions) == self.pending.pop(action.update)
+        assert len(action.weights) == len(action.scales) == len(action.contributions)
+        self.updates.append(action)
+
+    def _is_news(self, event: Event) -> bool:
+        """Whether this is the report on work that a worker was asked for."""
+        if not isinstance(event, GradientArrived | WorkAbandoned):
+            return False
+        return event.turn > self._last_reported(event.worker)
+
+    def _last_reported(self, worker: int) -> int:
+        """The newest turn that this worker has reported on; 0: none yet."""
+        return len(self.turns[worker]) - (self.asked[worker] is not None)
+
+
+def random_steps(
+    cluster: Cluster, rng: Random, count: int, faults: bool = True, spare: int = 2
+) -> Iterator[tuple[Event, list[Action]]]:
+    """Let `count` random things happen to a cluster, and show each with what was decided on it.
+
+    Some more workers than the run was started for may come and go: the spare ones. Without faults
+    workers only report, and timers fire.
+    """
+    crew = cluster.decider.ledger.spec.workers + spare
+    for _ in range(count):
+        working, after = cluster.working, rng.choice([0.0, 0.25, 1.0, 4.0])
+        absent = [w for w in range(crew) if w not in cluster.asked]
+        choices: list[tuple[int, str, list[int]]] = [
+            (40, "arrive", working),
+            (20, "abandon", [w for w in working if w in cluster.cancelled]),
+            (12, "fire", sorted(cluster.timers)),
+            (12, "fire_void", [0] if cluster.void_timers else []),
+        ]
+        if faults or not working:
+            choices.append((8, "join", absent))
+        if faults:
+            choices += [
+                (3, "abandon", working),
+                (3, "leave", sorted(cluster.asked)),
+                (3, "non-finite", working),
+                (2, "duplicate", cluster.repeatable),
+            ]
+        possible = [(weight, what, whom) for weight, what, whom in choices if whom]
+        if not possible:
+            return
+        [(_, what, whom)] = rng.choices(possible, weights=[weight for weight, _, _ in possible])
+        one = rng.choice(whom)
+        if what == "arrive":
+            cluster.arrive(one, samples=rng.choice([1, 1, 7, 32, 10**12]), after=after)
+        elif what == "non-finite":
+            cluster.arrive(one, finite=False, after=after)
+        elif what == "fire_void":
+            cluster.fire_void(after=after)
+        else:
+            getattr(cluster, what)(one, after=after)
+        yield cluster.log[-1]

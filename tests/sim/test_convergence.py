@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How many updates are needed: the three models, and the noise scale from a trace."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from paceline.errors import SpecError, TraceError
+from paceline.sim.cluster import Cluster
+from paceline.sim.convergence import (
+    estimate_noise_scale,
+    every_gradient_counts,
+    measured,
+    noise_scale,
+    read_table,
+)
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.trace import Gradient, Trace, Update
+
+N = np.arange(1.0, 9.0)
+
+
+def test_when_every_gradient_counts_half_the_contributions_need_twice_the_updates():
+    np.testing.assert_allclose(every_gradient_counts(8, 100).updates(N), 800 / N)
+
+
+def test_without_noise_the_number_of_contributions_does_not_matter():
+    np.testing.assert_allclose(noise_scale(0, 32, 8, 100).updates(N), 100)
+
+
+def test_infinite_noise_is_the_worst_case():
+    np.testing.assert_allclose(noise_scale(float("inf"), 32, 8, 100).updates(N), 800 / N)
+
+
+@given(st.floats(0, 1e9), st.integers(1, 4096), st.integers(1, 1000))
+def test_sync_always_needs_what_was_given_and_fewer_contributions_never_need_fewer(
+    samples, batch, workers
+):
+    updates = noise_scale(samples, batch, workers, 500).updates(np.arange(1.0, workers + 1))
+
+    assert updates[-1] == pytest.approx(500)
+    assert np.all(np.diff(updates) <= 1e-9 * updates[:-1])
+
+
+def test_a_negative_noise_scale_is_refused():
+    with pytest.raises(SpecError, match="noise scale must be >= 0"):
+        noise_scale(-1, 32, 8, 100)
+
+
+def test_a_table_is_met_at_its_points_and_straight_in_logarithms_between():
+    updates = measured({2: 400, 8: 100}).updates(np.array([1.0, 2.0, 4.0, 8.0, 16.0]))
+
+    np.testing.assert_allclose(updates, [800, 400, 200, 100, 100])
+
+
+@pytest.mark.parametrize("table", [{}, {0: 5.0}, {3: 0.0}, {3: float("nan")}])
+def test_a_table_that_makes_no_sense_is_refused(table):
+    with pytest.raises(SpecError):
+        measured(table)
+
+
+def test_a_table_file_may_have_a_heading_and_empty_lines(tmp_path):
+    path = tmp_path / "updates.csv"
+    path.write_text("N,updates\n2,400\n\n8,100\n")
+
+    assert read_table(path) == {2: 400.0, 8: 100.0}
+
+
+@pytest.mark.parametrize("text", ["2,400\nx,3\n", "2,400\n3\n", "2,400\n1,2,3\n"])
+def test_a_bad_line_of_a_table_is_named(tmp_path, text):
+    path = tmp_path / "updates.csv"
+    path.write_text(text)
+
+    with pytest.raises(SpecError, match=r"updates.csv:2 must be N,updates"):
+        read_table(path)
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(SpecError, match="cannot read"):
+        read_table(tmp_path / "none.csv")
+
+
+def with_norms(trace, *, noise, signal, batches, seed=0):
+    """Give a trace the norms of gradients with a known mean and noise, of one sample each."""
+    rng = np.random.default_rng(seed)
+    size = 400
+    mean = rng.normal(size=size)
+    mean *= np.sqrt(signal) / np.linalg.norm(mean)
+    records, open_gradients = [], []
+    for record in trace.records:
+        if isinstance(record, Gradient) and record.fate == "accepted":
+            samples = batches[record.worker]
+            gradient = mean + rng.normal(size=size) * np.sqrt(noise / size / samples)
+            open_gradients.append((gradient, samples))
+            records.append(replace(record, samples=samples, sq_norm=float(gradient @ gradient)))
+        elif isinstance(record, Update):
+            average = sum(g * b for g, b in open_gradients) / sum(b for _, b in open_gradients)
+            open_gradients.clear()
+            records.append(replace(record, sq_norm=float(average @ average)))
+        else:
+            records.append(record)
+    return Trace(trace.header, records)
+
+
+@pytest.mark.parametrize("batches", [[32] * 4, [8, 16, 32, 64]])
+def test_the_noise_scale_is_found_in_the_norms_of_a_trace(batches):
+    trace = simulate("sync", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=300))
+
+    found = estimate_noise_scale(with_norms(trace, noise=500.0, signal=2.0, batches=batches))
+
+    assert found == pytest.approx(250, rel=0.1)
+
+
+def test_a_gradient_that_drowns_in_noise_has_an_infinite_noise_scale():
+    trace = simulate("sync", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=2))
+    opposite = [
+        replace(r, sq_norm=1.0)
+        if isinstance(r, Gradient)
+        else replace(r, sq_norm=0.0)
+        if isinstance(r, Update)
+        else r
+        for r in trace.records
+    ]
+
+    assert estimate_noise_scale(Trace(trace.header, opposite)) == float("inf")
+
+
+def test_a_trace_without_norms_tells_nothing_of_noise():
+    trace = simulate("sync", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=2))
+
+    with pytest.raises(TraceError, match="no update with gradient norms"):
+        estimate_noise_scale(trace)

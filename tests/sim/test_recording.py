@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Computation times taken from a trace: exact where it has them, drawn and counted where not."""
+
+import numpy as np
+import pytest
+
+from paceline.errors import TraceError
+from paceline.latency import Recorded
+from paceline.sim.cluster import Cluster
+from paceline.sim.recording import Replayed, recorded_times
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.trace import Trace, write_trace
+
+SPEC = RunSpec(workers=4, steps=60, seed=3)
+UNEVEN = Cluster.parse("exp:20ms,shift=50ms; worker 2 x3")
+
+
+def what_if(trace, policy, spec=SPEC):
+    recording = recorded_times(trace, seed=0, with_travel=True)
+    return simulate(policy, Cluster(Replayed(recording)), spec)
+
+
+@pytest.mark.parametrize("policy", ["sync", "delayed:2"])
+def test_the_same_rule_on_its_own_recording_is_the_same_run(policy):
+    trace = simulate(policy, UNEVEN, SPEC)
+
+    assert what_if(trace, policy).records == trace.records
+
+
+def test_another_rule_meets_the_very_times_that_were_recorded():
+    """What `backup:1` would have done in the place of `sync` is what it does with that seed."""
+    recorded = simulate("sync", UNEVEN, SPEC)
+
+    imagined = what_if(recorded, "backup:1")
+
+    real = simulate("backup:1", UNEVEN, SPEC)
+    assert imagined.records == real.records
+
+
+def test_beyond_the_recording_times_are_drawn_from_it():
+    recording = recorded_times(simulate("sync", UNEVEN, SPEC), seed=0, with_travel=True)
+
+    times = Replayed(recording).stream(2, seed=0).draws(600)
+
+    np.testing.assert_array_equal(times[:60], recording.times[2])
+    assert set(times[60:]) <= set(recording.times[2])
+    assert Replayed(recording).mean(2) == recording.times[2].mean()
+
+
+def test_cancelled_times_are_completed_from_longer_ones_and_counted():
+    trace = simulate("backup:1", UNEVEN, SPEC)
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    gradients = list(trace.gradients())
+    cancelled = [g for g in gradients if g.fate == "cancelled"]
+    assert recording.completed == len(cancelled) > 0
+    assert recording.total == len(gradients)
+    for worker, times in recording.times.items():
+        seen = [g.compute_s for g in gradients if g.worker == worker]
+        assert np.all(times >= np.array(seen))
+    assert f"{len(cancelled)} of {len(gradients)}" in recording.left_to_chance()
+
+
+def test_nothing_is_left_to_chance_where_nothing_was_cancelled():
+    recording = recorded_times(simulate("sync", UNEVEN, SPEC), seed=0, with_travel=True)
+
+    assert recording.left_to_chance() == "all 240 computation times are as recorded"
+
+
+def test_a_time_longer_than_all_that_was_seen_keeps_its_bound():
+    """Worker 1 never finishes, and was given up later than anything that anybody finished."""
+    cluster = Cluster.parse("1s; worker 1 x100")
+    trace = simulate("backup:1", cluster, RunSpec(workers=2, steps=1))
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    assert recording.times[1].tolist() == [1.0]
+
+
+def test_travel_counts_where_the_new_simulation_has_no_network():
+    cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms")
+    trace = simulate("sync", cluster, RunSpec(workers=2, steps=3))
+
+    with_it = recorded_times(trace, seed=0, with_travel=True)
+    without = recorded_times(trace, seed=0, with_travel=False)
+
+    np.testing.assert_allclose(with_it.times[0], [5.2] * 3)
+    assert without.times[0].tolist() == [1.0] * 3
+
+
+def test_a_trace_file_is_a_latency(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write_trace(simulate("sync", UNEVEN, SPEC), path)
+
+    cluster = Cluster.parse(f"trace:{path}")
+
+    assert isinstance(cluster.times, Recorded)
+    assert simulate("backup:1", cluster, SPEC).records[-1].version == 60
+
+
+def test_a_trace_without_a_finished_gradient_tells_nothing():
+    trace = simulate("sync", UNEVEN, SPEC)
+
+    with pytest.raises(TraceError, match="no finished gradient"):
+        recorded_times(Trace(trace.header, trace.records[:3]), seed=0, with_travel=True)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whole simulated runs: known limits, golden traces, determinism, faults and traffic."""
+
+import pytest
+
+from paceline.core.decider import Decider, replay
+from paceline.core.events import Fate
+from paceline.core.policies import POLICIES, parse_policy
+from paceline.errors import SpecError
+from paceline.sim.cluster import Cluster
+from paceline.sim.shell import Shell
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.audit import audit
+from paceline.watch.summary import summarize
+from paceline.watch.trace import Ended, Gradient, Joined, Left, Paused, Resumed, Trace, Update
+
+EVERY_POLICY = ["sync", "backup:2", "batchsync:5", "deadline", "async", "softsync:3", "ssp:2"]
+EVERY_POLICY += ["delayed:2", "async:bound=2"]
+
+UNEVEN = "exp:20ms,shift=50ms; worker 2 x3; phases x4 for 1s every 3s"
+NETWORK = "model=1MB,bandwidth=100MB,delay=1ms"
+FAULTS = "kill 1 at 200ms for 1s; kill any every 2s for 500ms; freeze 0 at 1s for 300ms"
+
+
+def whole(policy, cluster, **spec):
+    trace = simulate(policy, cluster, RunSpec(**{"workers": 4, "steps": 40, "seed": 5} | spec))
+    audit(trace)
+    return trace
+
+
+def test_every_policy_is_simulated_here():
+    assert {parse_policy(p).name for p in EVERY_POLICY} == set(POLICIES)
+
+
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_every_policy_ends_its_run_with_everything_going_wrong(policy, late):
+    """Uneven workers, a slow network, deaths, returns and freezes: the last update is reached."""
+    cluster = Cluster.parse(UNEVEN, NETWORK, FAULTS)
+
+    trace = whole(policy, cluster, late=late)
+
+    assert trace.records[-1] == Ended(trace.records[-1].t, 40, ())
+    assert any(isinstance(r, Left) for r in trace.records)
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_every_piece_of_work_has_one_fate_unless_its_worker_died(policy):
+    trace = whole(policy, Cluster.parse(UNEVEN, NETWORK))
+
+    turns = [(g.worker, g.turn) for g in trace.gradients()]
+    assert len(turns) == len(set(turns))
+    for worker in range(4):
+        own = [turn for w, turn in turns if w == worker]
+        assert own == list(range(1, len(own) + 1))
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_the_same_seed_gives_the_same_trace_and_another_one_another(policy):
+    cluster = Cluster.parse(UNEVEN, NETWORK, FAULTS)
+
+    assert whole(policy, cluster) == whole(policy, cluster)
+    assert whole(policy, cluster) != whole(policy, cluster, seed=6)
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_replaying_the_events_gives_the_decisions_that_were_made(policy):
+    spec = RunSpec(workers=4, steps=40, seed=5)
+    decider = Decider(parse_policy(policy), spec)
+    live = []
+    handle = decider.handle
+    decider.handle = lambda event: live.append(handle(event)) or live[-1]
+    records = Shell(decider, Cluster.parse(UNEVEN, NETWORK, FAULTS), lambda update: None).run()
+    trace = Trace(simulate(policy, Cluster.parse("1s"), spec).header, records)
+
+    assert replay(parse_policy(policy), spec, trace.events()) == live
+
+
+def test_a_whole_small_trace():
+    """Two workers, the second twice as slow, backup:1: the slow one is cancelled each time."""
+    trace = whole("backup:1", Cluster.parse("1s; worker 1 x2"), workers=2, steps=2)
+
+    fast, slow = {"worker": 0, "samples": 32}, {"worker": 1, "samples": 0}
+    assert trace.records == [
+        Joined(0.0, 0),
+        Resumed(0.0),
+        Joined(0.0, 1),
+        Gradient(
+            t=1.0,
+            turn=1,
+            version=0,
+            fate=Fate.ACCEPTED,
+            staleness=0,
+            asked_at=0.0,
+            compute_s=1.0,
+            **fast,
+        ),
+        Update(1.0, 1, (0,), 1),
+        Gradient(
+            t=1.0,
+            turn=1,
+            version=0,
+            fate=Fate.CANCELLED,
+            staleness=1,
+            asked_at=0.0,
+            compute_s=1.0,
+            **slow,
+        ),
+        Gradient(
+            t=2.0,
+            turn=2,
+            version=1,
+            fate=Fate.ACCEPTED,
+            staleness=0,
+            asked_at=1.0,
+            compute_s=1.0,
+            **fast,
+        ),
+        Update(2.0, 2, (0,), 1),
+        Gradient(
+            t=2.0,
+            turn=2,
+            version=1,
+            fate=Fate.CANCELLED,
+            staleness=1,
+            asked_at=1.0,
+            compute_s=1.0,
+            **slow,
+        ),
+        Ended(2.0, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "late", "limit_ms"),
+    [
+        ("sync", "cancel", 234),
+        ("backup:1", "cancel", 65),
+        ("backup:1", "finish", 123),
+        ("backup:2", "cancel", 51),
+        ("backup:2", "finish", 84),
+    ],
+)
+def test_the_limits_of_the_standard_straggler_schedule(policy, late, limit_ms):
+    """8 workers, 50 ms, 5 % of steps + Exp(500 ms): the figures of the design, within 3 %."""
+    # A breath of noise keeps ties away, so that the fast way can serve.
+    cluster = Cluster.parse("50ms + exp:1us + 5% exp:500ms")
+
+    spec = RunSpec(workers=8, steps=20_000, late=late)
+    summary = summarize(simulate(policy, cluster, spec))
+
+    assert summary.step_s.mean * 1000 == pytest.approx(limit_ms, rel=0.03)
+
+
+def test_cancelling_late_work_spares_traffic_that_finishing_wastes():
+    cluster = Cluster.parse("exp:20ms,shift=50ms; worker 3 x4", "model=10MB,bandwidth=10GB")
+
+    cancel = summarize(whole("backup:1", cluster, steps=100))
+    finish = summarize(whole("backup:1", cluster, steps=100, late="finish"))
+
+    # Worker 3 pulls in vain each time; only where it finishes does it push in vain as well.
+    assert cancel.vain_bytes_per_update == pytest.approx(10e6, rel=0.1)
+    late = finish.fates[Fate.LATE]
+    assert finish.vain_bytes_per_update == pytest.approx(20e6 * late / 100, rel=0.1)
+    assert cancel.sent_bytes_per_update == pytest.approx(70e6, rel=0.05)
+
+
+def test_the_network_adds_delay_and_shared_transfer_to_each_step():
+    """Two workers pull and push 1 MB each over one 1 MB/s link: 2 s + 1 s + 2 s, and two delays."""
+    cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms")
+
+    summary = summarize(whole("sync", cluster, workers=2, steps=3))
+
+    assert summary.step_s.mean == pytest.approx(5.2)
+    assert summary.sent_bytes_per_update == pytest.approx(4e6)
+
+
+def test_a_gradient_on_its_way_when_its_version_closes_is_late_and_partly_sent():
+    cluster = Cluster.parse("1s; worker 1 x1.5", "model=1MB,bandwidth=1MB")
+
+    trace = whole("backup:1", cluster, workers=2, steps=1)
+
+    last = list(trace.gradients())[-1]
+    # Both pull for 2 s. Worker 0 pushes from 3 s; worker 1 joins at 3.5 s, when half is through,
+    # and by the end of worker 0's push at 4.5 s it has sent as much as worker 0 since: half.
+    assert (last.worker, last.fate, last.t) == (1, Fate.LATE, 4.5)
+    assert last.pushed_bytes == pytest.approx(0.5e6)
+
+
+def test_a_dead_worker_is_done_without_and_returns():
+    trace = whole("sync", Cluster.parse("1s", faults="kill 1 at 1500ms for 2s"), workers=2, steps=5)
+
+    contributors = [u.contributors for u in trace.updates()]
+    assert contributors == [(0, 1), (0,), (0,), (0, 1), (0, 1)]
+    assert [(r.t, r.worker) for r in trace.records if isinstance(r, Left)] == [(1.5, 1)]
+    assert [u.t for u in trace.updates()] == [1.0, 2.0, 3.0, 4.5, 5.5]
+
+
+def test_a_frozen_worker_takes_longer_by_as_much():
+    trace = whole(
+        "sync", Cluster.parse("1s", faults="freeze 1 at 500ms for 2s"), workers=2, steps=2
+    )
+
+    assert [u.t for u in trace.updates()] == [3.0, 4.0]
+
+
+def test_a_frozen_worker_gives_up_only_when_it_thaws():
+    faults = "freeze 1 at 500ms for 2s; freeze 1 at 600ms for 1s"
+    trace = whole("backup:1", Cluster.parse("1s", faults=faults), workers=2, steps=4)
+
+    cancelled = [(g.t, g.worker) for g in trace.gradients() if g.fate is Fate.CANCELLED]
+    assert cancelled[0] == (2.5, 1)
+
+
+def test_a_run_without_enough_workers_pauses_and_goes_on():
+    cluster = Cluster.parse("1s", faults="kill 1 at 500ms for 3s")
+
+    trace = whole("sync", cluster, workers=2, steps=3, min_workers=2)
+
+    assert [r.t for r in trace.records if isinstance(r, Paused)] == [0.5]
+    assert [r.t for r in trace.records if isinstance(r, Resumed)] == [0.0, 3.5]
+    assert [u.contributors for u in trace.updates()] == [(0, 1)] * 3
+
+
+def test_a_run_that_lost_everybody_says_so_instead_of_hanging():
+    faults = "kill 0 at 1500ms; kill 1 at 2500ms; freeze any every 1s for 1s"
+
+    trace = whole("sync", Cluster.parse("1s", faults=faults), workers=2, steps=10)
+
+    assert trace.records[-1].reason.startswith("stalled: 0 workers are left")
+    assert trace.records[-1].version < 10
+
+
+def test_until_ends_the_run_after_the_update_in_the_making():
+    cluster = Cluster.parse("1s; worker 1 x1.5")
+    spec = RunSpec(workers=2)
+
+    trace = simulate("sync", cluster, spec, until=4.0)  # one gradient of update 3 is in
+
+    audit(trace)
+    assert [u.t for u in trace.updates()] == [1.5, 3.0, 4.5]
+
+
+def test_until_after_the_end_changes_nothing():
+    cluster, spec = Cluster.parse("1s"), RunSpec(workers=2, steps=3)
+
+    assert simulate("sync", cluster, spec, until=100.0).records[-1] == Ended(3.0, 3)
+
+
+def test_progress_is_told_update_by_update_by_both_ways():
+    fast, slow = [], []
+    spec = RunSpec(workers=2, steps=5)
+
+    simulate("sync", Cluster.parse("exp:1s"), spec, on_update=fast.append)
+    simulate("sync", Cluster.parse("1s"), spec, on_update=slow.append)
+
+    assert fast == slow == [1, 2, 3, 4, 5]
+
+
+def test_ten_thousand_workers_run():
+    cluster = Cluster.parse("exp:20ms,shift=50ms; phases x3 for 5s every 60s")
+
+    summary = summarize(simulate("backup:500", cluster, RunSpec(workers=10_000, steps=3)))
+
+    assert summary.updates == 3
+    assert summary.contributions == 9500
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"spec": RunSpec(workers=2)}, "needs an end"),
+        ({"until": -1.0}, "until must be >= 0"),
+        ({"policy": "backup:2"}, "b must be smaller"),
+        ({"cluster": Cluster.parse("1s", faults="kill 2 at 1s")}, "the workers are 0 to 1"),
+    ],
+)
+def test_an_impossible_simulation_is_refused(options, reason):
+    call = {
+        "policy": "sync",
+        "cluster": Cluster.parse("1s"),
+        "spec": RunSpec(workers=2, steps=2),
+    } | options
+
+    with pytest.raises(SpecError, match=reason):
+        simulate(call.pop("policy"), call.pop("cluster"), call.pop("spec"), **call)
+
+
+def test_a_batch_without_samples_is_refused():
+    with pytest.raises(SpecError, match="batch must be >= 1"):
+        Cluster.parse("1s", batch=0)

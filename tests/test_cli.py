@@ -1,0 +1,718 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command line: what each verb answers, and that wrong input gets one line and an exit code."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from shlex import split
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from paceline.cli import EXIT_CODES, main
+from paceline.errors import InternalError, PacelineError, PeerLost, ProtocolError
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.trace import Gradient, Trace, Update, read_trace, write_trace
+
+SCRIPT = Path(sys.executable).parent / "paceline"
+
+LATENCY = ("--latency", "50ms + 10% exp:300ms")
+SMALL = ("--workers", "3", "--steps", "20", *LATENCY)
+"""A run that is simulated in no time."""
+
+SUMMARY_KEYS = {
+    "policy",
+    "workers",
+    "updates",
+    "seconds",
+    "step_s",
+    "contributions",
+    "staleness_mean",
+    "staleness",
+    "fates",
+    "idle_share",
+    "wasted_share",
+    "sent_bytes_per_update",
+    "vain_bytes_per_update",
+    "by_worker",
+    "pauses",
+    "ended",
+}
+
+
+class Answer(NamedTuple):
+    """What a call of the command line gave."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> object:
+        return json.loads(self.out)
+
+    @property
+    def words(self) -> str:
+        """Standard output, however it is broken into lines."""
+        return " ".join(self.out.split())
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Call:
+    """Call the command line with these words, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call_it(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        code = end.value.code or 0
+        assert isinstance(code, int)
+        return Answer(code, *capsys.readouterr())
+
+    return call_it
+
+
+def call_script(*words: str, **options: object) -> Answer:
+    """Call the installed script in a process of its own."""
+    done = subprocess.run([SCRIPT, *words], capture_output=True, text=True, check=False, **options)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Trace:
+    """A trace that is also in the file run.jsonl."""
+    spec = RunSpec(workers=3, steps=20, seed=2)
+    trace = simulate("backup:1", Cluster.parse("50ms + 10% exp:300ms"), spec)
+    write_trace(trace, tmp_path / "run.jsonl")
+    return trace
+
+
+def one_line(answer: Answer, code: int) -> str:
+    """The one line that a refusal must have."""
+    assert answer.code == code
+    assert answer.out == ""
+    assert re.fullmatch(r"paceline: [^\n]+\n", answer.err), answer.err
+    assert "Traceback" not in answer.err
+    return answer.err
+
+
+# ---- help ----
+
+OPTIONS = {
+    "simulate": "--policy --workers --latency --steps --until --replay --network --faults --late "
+    "--batch --min-workers --seed --trace --plot --json",
+    "plan": "--workers --latency --trace --noise-scale --updates-table --updates --policies "
+    "--network --faults --late --batch --seed --plot --json",
+    "trace check": "--json",
+}
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_the_help_of_a_verb_has_its_options(verb: str, call: Call) -> None:
+    answer = call(*verb.split(), "--help")
+    assert answer.code == 0
+    mentioned = set(re.findall(r"--[a-z-]+", answer.out))
+    assert mentioned >= {*OPTIONS[verb].split(), "--help"}
+
+
+@pytest.mark.parametrize("verb", ["", *OPTIONS])
+def test_help_has_the_exit_codes(verb: str, call: Call) -> None:
+    _, _, codes = call(*verb.split(), "--help").words.partition("Exit codes: ")
+    assert re.findall(r"\b\d+\b", codes) == ["0", "1", "2", "3", "4", "5", "70", "130"]
+    assert {str(code) for code in EXIT_CODES.values()} <= set(re.findall(r"\d+", codes))
+
+
+def test_help_has_the_verbs(call: Call) -> None:
+    answer = call("--help")
+    assert (answer.code, answer.err) == (0, "")
+    for verb in ("simulate", "plan", "trace"):
+        assert re.search(rf"^ +{verb} +[A-Z]", answer.out, re.MULTILINE)
+    assert re.search(r"^ +check +[A-Z]", call("trace", "--help").out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [(), ("trace",)], ids=str)
+def test_nothing_to_do_gets_help_and_not_success(words: tuple[str, ...], call: Call) -> None:
+    answer = call(*words)
+    assert answer.code == 2
+    assert "Usage: paceline" in answer.out + answer.err
+
+
+def test_every_error_has_an_exit_code() -> None:
+    kinds = set(PacelineError.__subclasses__())
+    assert set(EXIT_CODES) == kinds
+    assert len(set(EXIT_CODES.values())) == len(kinds)
+
+
+# ---- simulate ----
+
+
+def test_simulate_compares_a_round_of_all_rules(call: Call) -> None:
+    answer = call("simulate", *SMALL)
+    assert (answer.code, answer.err) == (0, "")
+    assert re.findall(r"^│ ([a-z0-9:]+) ", answer.out, re.MULTILINE) == [
+        "sync",
+        "backup:1",
+        "batchsync:3",
+        "deadline",
+        "ssp:3",
+        "delayed:1",
+        "softsync:1",
+        "async",
+    ]
+
+
+def test_simulate_has_a_row_for_each_rule_that_is_asked_for(call: Call) -> None:
+    answer = call("simulate", *SMALL, "-p", "backup:2", "-p", "deadline:after=60ms")
+    assert "backup:2" in answer.out
+    assert "deadline:after=0.06" in answer.out
+    assert "async" not in answer.out
+    for heading in ("updates/s", "staleness", "accepted", "idle", "wasted"):
+        assert heading in answer.out
+    assert "sent/update" not in answer.out  # there is no network
+
+
+def test_simulate_with_a_network_shows_the_traffic(call: Call) -> None:
+    network = "model=100MB,bandwidth=1GB,delay=0.5ms"
+    answer = call("simulate", *SMALL, "-p", "sync", "--network", network)
+    assert "sent/update" in answer.out
+    assert "600 MB" in answer.out  # there and back, for three workers
+
+
+def test_simulate_shows_the_workers_of_a_single_run(call: Call) -> None:
+    answer = call("simulate", *SMALL, "-p", "sync")
+    assert "by worker" in answer.out
+    assert re.findall(r"^│ (\d) +│ +20 │", answer.out, re.MULTILINE) == ["0", "1", "2"]
+
+
+def test_a_rule_with_stale_gradients_gets_a_word_of_warning(call: Call) -> None:
+    assert "stale" in call("simulate", *SMALL, "-p", "async").out.splitlines()[-1]
+    assert "stale gradient" not in call("simulate", *SMALL, "-p", "sync").out
+
+
+def test_simulate_as_json_is_a_list_of_summaries(call: Call) -> None:
+    answer = call("simulate", *SMALL, "-p", "sync", "-p", "backup:1", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert [each["policy"] for each in answer.json] == ["sync", "backup:1"]
+    for each in answer.json:
+        assert each.keys() == SUMMARY_KEYS
+        assert each["updates"] == 20
+        assert len(each["by_worker"]) == 3
+        assert each["step_s"].keys() == {"mean", "p50", "p90", "p99", "max"}
+
+
+def test_simulate_stops_at_a_time(call: Call) -> None:
+    words = ("simulate", "-p", "sync", "-w", "2", "-l", "100ms", "--json")
+    [summary] = call(*words, "--until", "1s").json
+    assert (summary["updates"], summary["seconds"]) == (10, pytest.approx(1.0))
+    [summary] = call(*words, "--until", "1s", "--steps", "3").json
+    assert summary["updates"] == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("simulate", *SMALL, "--json"), ("simulate", *SMALL), ("plan", "-w", "20", *LATENCY)],
+    ids=["json", "simulate", "plan"],
+)
+def test_the_same_seed_gives_the_same_output(words: tuple[str, ...], call: Call) -> None:
+    first, again = call(*words, "--seed", "4"), call(*words, "--seed", "4")
+    assert first.code == 0
+    assert first == again
+    assert call(*words, "--seed", "5").out != first.out
+
+
+def test_simulate_draws_a_figure(call: Call) -> None:
+    answer = call("simulate", *SMALL, "-p", "sync", "-p", "async", "--plot", "rules.png")
+    assert (answer.code, answer.err) == (0, "")
+    assert Path("rules.png").stat().st_size > 1000
+
+
+def test_a_run_that_stalls_says_so_and_is_no_success(call: Call) -> None:
+    words = ("simulate", "-w", "2", "-l", "50ms", "--faults", "kill 0 at 1s; kill 1 at 1s")
+    answer = call(*words, "-p", "sync")
+    assert answer.code == 1
+    assert re.fullmatch(r"paceline: sync: stalled: 0 workers .*\n", answer.err)
+    assert "sync" in answer.out  # what there was is shown
+    [summary] = call(*words, "-p", "sync", "--json").json
+    assert summary["ended"].startswith("stalled")
+
+
+def test_a_run_that_stalls_before_its_first_update_says_so(call: Call) -> None:
+    answer = call("simulate", "-w", "1", "-l", "50ms", "-p", "sync", "--faults", "kill 0 at 10ms")
+    assert answer.code == 1
+    assert re.fullmatch(r"paceline: sync: stalled: .*\n", answer.err)
+
+
+@pytest.mark.parametrize("how", [(), ("--json",), ("--plot", "rules.png")], ids=str)
+def test_a_run_that_is_stopped_before_its_first_update_says_so(
+    how: tuple[str, ...], call: Call
+) -> None:
+    answer = call("simulate", "-w", "2", "-l", "100ms", "-p", "sync", "--until", "1ms", *how)
+    assert answer.code != 0
+    assert "update" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_computation_that_takes_no_time_is_simulated_as_well() -> None:
+    """The limits are there so that a simulation without end fails instead of filling the memory."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (8, 8))
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    words = ("simulate", "-w", "2", "-l", "0ms", "-p", "async", "--steps", "10", "--json")
+    answer = call_script(*words, preexec_fn=limit)
+    assert answer.code == 0
+    assert answer.json[0]["updates"] == 10
+
+
+# ---- traces ----
+
+RULES = ["sync", "backup:1", "batchsync:4", "deadline", "async", "softsync:2", "ssp:1", "delayed:1"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_trace_that_simulate_wrote_is_sound(rule: str, call: Call) -> None:
+    assert call("simulate", *SMALL, "-p", rule, "--trace", "run.jsonl").code == 0
+    answer = call("trace", "check", "run.jsonl")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"run.jsonl is sound: sim of {rule}, 3 workers, 20 updates in " in answer.words
+    assert " accepted" in answer.out
+
+
+def test_trace_check_as_json_is_the_summary_that_simulate_gave(call: Call) -> None:
+    told = call("simulate", *SMALL, "-p", "backup:1", "--trace", "run.jsonl", "--json")
+    assert call("trace", "check", "run.jsonl", "--json").json == told.json[0]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_trace_that_is_cut_short_is_refused_by_its_line(call: Call) -> None:
+    whole = Path("run.jsonl").read_bytes()
+    Path("run.jsonl").write_bytes(whole[:-10])
+    last = len(whole.splitlines())
+    assert f"run.jsonl:{last}:" in one_line(call("trace", "check", "run.jsonl"), 3)
+
+
+def test_a_trace_that_lies_is_refused_by_its_line(recorded: Trace, call: Call) -> None:
+    index = next(i for i, r in enumerate(recorded.records) if isinstance(r, Update))
+    recorded.records[index] = msgspec.structs.replace(recorded.records[index], wanted=3)
+    write_trace(recorded, "run.jsonl")
+    assert f"run.jsonl:{index + 2}:" in one_line(call("trace", "check", "run.jsonl"), 3)
+
+
+def test_a_trace_with_a_negative_computation_time_is_refused(recorded: Trace, call: Call) -> None:
+    index = next(i for i, r in enumerate(recorded.records) if isinstance(r, Gradient))
+    recorded.records[index] = msgspec.structs.replace(recorded.records[index], compute_s=-1.0)
+    write_trace(recorded, "run.jsonl")
+    assert f"run.jsonl:{index + 2}:" in one_line(call("trace", "check", "run.jsonl"), 3)
+
+
+# ---- what if ----
+
+
+@pytest.mark.parametrize("latency", ["50ms", "50ms + 10% exp:300ms", "exp:20ms; worker 1 x3"])
+def test_a_sync_run_replayed_under_sync_takes_the_same_time_exactly(
+    latency: str, call: Call
+) -> None:
+    words = ("simulate", "-p", "sync", "--json", "--steps", "40")
+    told = call(*words, "-w", "4", "-l", latency, "--trace", "run.jsonl", "--seed", "6").json
+    replayed = call(*words, "--replay", "run.jsonl").json
+    assert replayed[0]["seconds"] == told[0]["seconds"]
+    assert replayed == told
+
+
+def test_a_replay_of_a_sync_run_leaves_nothing_to_chance(call: Call) -> None:
+    call("simulate", *SMALL, "-p", "sync", "--trace", "run.jsonl")
+    answer = call("simulate", "-p", "backup:1", "--steps", "20", "--replay", "run.jsonl")
+    assert answer.code == 0
+    assert "all 60 computation times are as recorded" in answer.words
+
+
+def test_a_replay_names_what_is_left_to_chance(recorded: Trace, call: Call) -> None:
+    cut = sum(g.fate == "cancelled" for g in recorded.gradients())
+    total = sum(1 for _ in recorded.gradients())
+    answer = call("simulate", "-p", "sync", "--steps", "20", "--replay", "run.jsonl")
+    assert answer.code == 0
+    assert f"{cut} of {total} computation times" in answer.words
+    assert "cut short by cancellation" in answer.words
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_latency_may_be_a_recorded_run(call: Call) -> None:
+    words = ("simulate", "-w", "3", "--steps", "9", "-p", "sync", "--latency", "trace:run.jsonl")
+    assert call(*words).code == 0
+
+
+# ---- plan ----
+
+PLAN = ("plan", "--trace", "run.jsonl")
+"""A plan for the three workers of `recorded`, made in no time."""
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_has_a_row_for_every_n_and_a_recommendation(call: Call) -> None:
+    answer = call(*PLAN)
+    assert answer.code == 0
+    assert re.findall(r"^│ (\d)[ *]+│ (\d) │", answer.out, re.MULTILINE) == [
+        ("3", "0"),
+        ("2", "1"),
+        ("1", "2"),
+    ]
+    assert answer.out.count("*") == 1
+    assert re.search(r"^Use (sync|backup:\d)", answer.out, re.MULTILINE)
+    assert "Assumed: every gradient counts the same" in answer.words
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_as_json_has_the_options_the_best_and_the_sentence(call: Call) -> None:
+    answer = call(*PLAN, "--json")
+    told = answer.json
+    assert answer.code == 0
+    assert told.keys() == {"plan", "sentence", "policies"}
+    assert told["plan"].keys() >= {
+        "late",
+        "options",
+        "best",
+        "best_backups",
+        "gain",
+        "gain_interval",
+        "flat",
+        "cheapest",
+        "assumptions",
+    }
+    assert [option["needed"] for option in told["plan"]["options"]] == [1, 2, 3]
+    for option in told["plan"]["options"]:
+        assert option.keys() >= {"machines", "needed", "step_s", "updates", "seconds", "interval"}
+        assert option["step_s"].keys() == {"cancel", "finish"}
+    assert told["plan"]["best"] in told["plan"]["options"]
+    assert told["sentence"].startswith("Use ")
+    assert told["policies"] == []
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_compares_other_rules(call: Call) -> None:
+    answer = call(*PLAN, "--policies", "sync,backup,softsync:4,lr=constant,async", "--json")
+    best = answer.json["plan"]["best"]
+    assert [each["policy"] for each in answer.json["policies"]] == [
+        "sync",
+        f"backup:{best['machines'] - best['needed']}",
+        "softsync:4,lr=constant",
+        "async",
+    ]
+    shown = call(*PLAN, "--policies", "sync,async")
+    assert "throughput" in shown.out
+    assert "Warning: throughput is not convergence" in shown.words
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_draws_a_figure(call: Call) -> None:
+    assert call(*PLAN, "--plot", "plan.svg").code == 0
+    assert Path("plan.svg").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_with_a_table_takes_its_updates(call: Call) -> None:
+    Path("table.csv").write_text("N,updates\n1,900\n2,500\n3,300\n")
+    told = call(*PLAN, "--updates-table", "table.csv", "--json").json
+    updates = {option["needed"]: option["updates"] for option in told["plan"]["options"]}
+    assert updates == pytest.approx({1: 900, 2: 500, 3: 300})
+
+
+def implied_noise_scale(plan: dict[str, list[dict[str, float]]], batch: int) -> float:
+    """B in updates ∝ 1 + B/(N·batch), from the ends of the plan."""
+    first, last = plan["options"][0], plan["options"][-1]
+    ratio = first["updates"] / last["updates"]
+    return (ratio - 1) / (1 / batch - ratio / (last["needed"] * batch))
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_with_a_noise_scale_follows_it(call: Call) -> None:
+    told = call(*PLAN, "--noise-scale", "500", "--batch", "16", "--updates", "70", "--json").json
+    assert implied_noise_scale(told["plan"], batch=16) == pytest.approx(500)
+    assert told["plan"]["options"][-1]["updates"] == 70
+
+
+def with_norms(trace: Trace, noise_scale: float) -> Trace:
+    """The trace as if gradients of that noise scale had been measured in it."""
+    rng, dimensions = np.random.default_rng(12), 1000
+    truth = rng.standard_normal(dimensions)
+    noise = np.sqrt(noise_scale * (truth @ truth) / dimensions)  # of one sample, one coordinate
+    records, waiting = [], []
+    for record in trace.records:
+        norm = None
+        if isinstance(record, Gradient) and record.fate == "accepted":
+            spread = noise / np.sqrt(record.samples)
+            waiting.append(truth + spread * rng.standard_normal(dimensions))
+            norm = float(waiting[-1] @ waiting[-1])
+        elif isinstance(record, Update):
+            mean = np.mean(waiting, axis=0)
+            norm = float(mean @ mean)
+            waiting.clear()
+        records.append(record if norm is None else msgspec.structs.replace(record, sq_norm=norm))
+    return Trace(trace.header, records)
+
+
+@pytest.mark.parametrize(("policy", "noise_scale"), [("sync", 1000.0), ("backup:2", 100.0)])
+def test_plan_finds_the_noise_scale_in_a_trace(policy: str, noise_scale: float, call: Call) -> None:
+    spec = RunSpec(workers=8, steps=300)
+    trace = simulate(policy, Cluster.parse("50ms + 10% exp:300ms", batch=32), spec)
+    write_trace(with_norms(trace, noise_scale), "pilot.jsonl")
+    assert call("trace", "check", "pilot.jsonl").code == 0
+    told = call("plan", "--trace", "pilot.jsonl", "--batch", "32", "--json").json
+    assert implied_noise_scale(told["plan"], batch=32) == pytest.approx(noise_scale, rel=0.08)
+    assert "noise scale" in told["plan"]["assumptions"][0]
+
+
+def test_plan_from_a_trace_takes_its_batch(call: Call) -> None:
+    """Without --batch a gradient has as many samples as it had in the pilot run."""
+    spec = RunSpec(workers=4, steps=300)
+    trace = simulate("sync", Cluster.parse("50ms + 10% exp:300ms", batch=256), spec)
+    write_trace(with_norms(trace, 1000.0), "pilot.jsonl")
+    told = call("plan", "--trace", "pilot.jsonl", "--json").json
+    assert implied_noise_scale(told["plan"], batch=256) == pytest.approx(1000.0, rel=0.08)
+
+
+def test_plan_needs_no_trace(call: Call) -> None:
+    answer = call("plan", "--workers", "20", "--updates", "500", *LATENCY, "--json")
+    assert answer.code == 0
+    assert len(answer.json["plan"]["options"]) == 20
+    assert answer.json["plan"]["options"][-1]["updates"] == 500
+    assert answer.json["plan"]["gain"] > 1
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_from_a_trace_says_what_was_left_to_chance(call: Call) -> None:
+    answer = call("plan", "--trace", "run.jsonl")
+    assert answer.code == 0
+    assert "3 workers" in answer.out
+    assert "cut short by cancellation" in answer.words
+    assert "every gradient counts the same" in answer.words  # no norms were recorded
+
+
+# ---- wrong input ----
+
+WRONG = {
+    "a negative latency": ("simulate --latency=-5ms", 2, "-5ms"),
+    "a negative mean": ("simulate -l exp:-5ms", 2, "-5ms"),
+    "a latency that is none": ("simulate -l soon", 2, "soon"),
+    "an unknown distribution": ("simulate -l cauchy:1s", 2, "cauchy"),
+    "an empty latency": ("simulate -l ''", 2, "time"),
+    "no end of a latency": ("simulate -l inf", 2, "inf"),
+    "a negative latency to plan with": ("plan --latency=-5ms", 2, "-5ms"),
+    "as many backups as workers": ("simulate -w 4 -p backup:4", 2, "b=4"),
+    "more backups than workers": ("simulate -w 4 -p backup:9", 2, "b=9"),
+    "N > W": ("simulate -w 4 -p deadline:n_min=5", 2, "n_min"),
+    "fewer than no backups": ("simulate -p backup:-1", 2, "-1"),
+    "backups that are no number": ("simulate -p backup:two", 2, "two"),
+    "an unknown rule": ("simulate -p nonsense", 2, "nonsense"),
+    "one unknown rule of two": ("simulate -p sync -p nonsense --steps 5", 2, "nonsense"),
+    "an empty rule": ("simulate -p ''", 2, "policy"),
+    "no steps": ("simulate --steps 0", 2, "steps"),
+    "less than no steps": ("simulate --steps -3", 2, "-3"),
+    "no workers": ("simulate -w 0", 2, "workers"),
+    "less than no workers": ("simulate -w -1", 2, "-1"),
+    "a plan for no workers": ("plan -w 0", 2, "workers"),
+    "a plan for less than no workers": ("plan -w -1", 2, "-1"),
+    "no samples": ("simulate --batch 0", 2, "batch"),
+    "no samples in a plan": ("plan --batch 0", 2, "batch"),
+    "more workers needed than there are": ("simulate -w 3 --min-workers 4", 2, "min_workers"),
+    "a negative seed": ("simulate --seed -1", 2, "seed"),
+    "a negative seed of a plan": ("plan --seed -1", 2, "seed"),
+    "a negative time to stop at": ("simulate --until=-3s", 2, "-3s"),
+    "a time to stop at that is none": ("simulate --until soon", 2, "soon"),
+    "a network that is none": ("simulate --network fast", 2, "fast"),
+    "a network without bandwidth": ("simulate --network model=1MB", 2, "bandwidth"),
+    "a negative delay": ("simulate --network model=1,bandwidth=1,delay=-1s", 2, "-1s"),
+    "a network of a plan that is none": ("plan --network fast", 2, "fast"),
+    "a fault that is none": ("simulate --faults 'eat 3'", 2, "eat 3"),
+    "a fault of nobody": ("simulate -w 3 --faults 'kill 3 at 1s'", 2, "kill 3"),
+    "a fault of nobody in a plan": ("plan -w 3 --faults 'kill 3 at 1s'", 2, "kill 3"),
+    "a fault before the beginning": ("simulate --faults 'kill 0 at -1s'", 2, "-1s"),
+    "a trace of several rules": ("simulate --trace x.jsonl -p sync -p async", 2, "--trace"),
+    "a trace of a round": ("simulate --trace x.jsonl", 2, "--trace"),
+    "a trace in a missing directory": ("simulate -p sync --trace no/x.jsonl", 3, "no/x.jsonl"),
+    "a trace in a file": ("simulate -p sync --trace empty/x.jsonl", 3, "empty/x.jsonl"),
+    "a trace that is a directory": ("simulate -p sync --trace .", 3, "cannot write ."),
+    "a figure of an unknown kind": ("simulate -p sync --plot x.xyz", 2, "x.xyz"),
+    "a figure without an ending": ("simulate -p sync --plot figure", 2, "figure"),
+    "a figure in a missing directory": ("simulate -p sync --plot no/x.png", 2, "no/x.png"),
+    "a plan drawn as an unknown kind": ("plan --trace run.jsonl --plot x.xyz", 2, "x.xyz"),
+    "a missing trace to check": ("trace check missing", 3, "missing"),
+    "an empty trace to check": ("trace check empty", 3, "empty"),
+    "a directory to check": ("trace check .", 3, "directory"),
+    "a trace to check that is none": ("trace check words", 3, "words:1"),
+    "binary garbage to check": ("trace check garbage", 3, "garbage:1"),
+    "a trace to check with a header alone": ("trace check header", 3, "header"),
+    "a missing trace to replay": ("simulate --replay missing", 3, "missing"),
+    "an empty trace to replay": ("simulate --replay empty", 3, "empty"),
+    "a trace to replay that is none": ("simulate --replay words", 3, "words:1"),
+    "a trace to replay with a header alone": ("simulate --replay header", 3, "gradient"),
+    "a missing trace as latency": ("simulate -l trace:missing", 3, "missing"),
+    "a missing trace to plan from": ("plan --trace missing", 3, "missing"),
+    "an empty trace to plan from": ("plan --trace empty", 3, "empty"),
+    "a trace to plan from with a header alone": ("plan --trace header", 3, "gradient"),
+    "more workers than were recorded": ("plan --trace run.jsonl -w 9", 2, "recording"),
+    "two ways to know the updates": (
+        "plan --noise-scale 3 --updates-table table",
+        2,
+        "--noise-scale",
+    ),
+    "a negative noise scale": ("plan --noise-scale -3", 2, "-3"),
+    "a noise scale that is no number": ("plan --noise-scale nan", 2, "nan"),
+    "no updates": ("plan --updates 0", 2, "--updates"),
+    "less than no updates": ("plan --updates -1", 2, "--updates"),
+    "updates that are no number": ("plan --updates nan", 2, "--updates"),
+    "updates without end": ("plan --updates inf", 2, "--updates"),
+    "a missing table": ("plan --updates-table missing", 2, "missing"),
+    "an empty table": ("plan --updates-table empty", 2, "empty"),
+    "a table of words": ("plan --updates-table words", 2, "words:2"),
+    "a table of garbage": ("plan --updates-table garbage", 2, "garbage"),
+    "a table with no N": ("plan --updates-table zero", 2, "N must be >= 1"),
+    "unknown rules to compare": ("plan --trace run.jsonl --policies nonsense", 2, "nonsense"),
+    "impossible rules to compare": ("plan --trace run.jsonl --policies backup:3", 2, "b=3"),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path, recorded: Trace) -> None:
+    """Files of all kinds, most of them bad."""
+    (tmp_path / "empty").touch()
+    (tmp_path / "words").write_text("one thing\nand another\n")
+    (tmp_path / "garbage").write_bytes(bytes(range(128, 256)) * 4)
+    (tmp_path / "header").write_bytes(msgspec.json.encode(recorded.header) + b"\n")
+    (tmp_path / "table").write_text("1,900\n2,500\n")
+    (tmp_path / "zero").write_text("0,900\n2,500\n")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_input_gets_one_clear_line_and_an_exit_code(
+    wrong: str, call: Call, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    words, code, named = WRONG[wrong]
+    assert named in one_line(call(*split(words)), code)
+    assert sorted(tmp_path.iterdir()) == before  # nothing was written
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["simulate", "--late", "never"], "--late"),
+        (["simulate", "--steps", "many"], "--steps"),
+        (["simulate", "--colour", "red"], "--colour"),
+        (["plan", "--workers", "2.5"], "--workers"),
+        (["plan", "surplus"], "surplus"),
+        (["trace", "check"], "file"),
+        (["trace", "eat"], "eat"),
+        (["dance"], "dance"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_word_that_is_not_understood_gets_a_usage_line(
+    words: list[str], named: str, call: Call
+) -> None:
+    answer = call(*words)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.startswith("Usage: paceline")
+    assert named in answer.err.lower().splitlines()[-1]
+
+
+def test_a_plan_without_computation_time_is_answered_or_refused(call: Call) -> None:
+    answer = call("plan", "--workers", "20", "--latency", "0ms")
+    if answer.code != 0:
+        one_line(answer, 2)
+
+
+# ---- how it ends ----
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ProtocolError("it broke a rule"), 4),
+        (PeerLost("it went away"), 5),
+        (InternalError("our fault"), 70),
+    ],
+    ids=["protocol", "peer", "internal"],
+)
+def test_every_kind_of_error_ends_with_its_code(
+    error: Exception, code: int, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("paceline.cli.simulate.run", fail)
+    assert str(error) in one_line(call("simulate"), code)
+
+
+def test_an_interrupt_ends_with_130(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(**options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.cli.simulate.run", interrupt)
+    answer = call("simulate")
+    assert answer.code == 130
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["simulate", "--steps", "0"], 2),
+        (["trace", "check", "/nowhere/run.jsonl"], 3),
+    ],
+    ids=["help", "wrong input", "missing trace"],
+)
+def test_the_installed_script_ends_with_the_code(words: list[str], code: int) -> None:
+    answer = call_script(*words)
+    assert answer.code == code
+    assert len(answer.err.splitlines()) == (code > 0)
+
+
+# ---- patience ----
+
+
+def test_progress_is_shown_on_standard_error_when_it_takes_long(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.cli.show.PATIENCE_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    answer = call("simulate", *SMALL, "-p", "sync", "--json")
+    assert "simulating sync" in answer.err
+    assert answer.json[0]["policy"] == "sync"
+    answer = call("plan", "-w", "20", *LATENCY, "--json")
+    assert "planning" in answer.err
+    assert answer.json["sentence"].startswith("Use ")
+
+
+def test_a_progress_that_nobody_watches_is_silent(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard error is no terminal here, as in a job whose output goes to a file."""
+    monkeypatch.setattr("paceline.cli.show.PATIENCE_S", 0.0)
+    assert call("simulate", *SMALL, "-p", "sync").err == ""
+
+
+def test_a_trace_of_a_long_run_is_read_again_in_full(call: Call) -> None:
+    call("simulate", "-w", "5", "--steps", "400", *LATENCY, "-p", "sync", "--trace", "run.jsonl")
+    trace = read_trace("run.jsonl")
+    assert sum(1 for _ in trace.updates()) == 400
+    assert sum(1 for _ in trace.gradients()) == 2000

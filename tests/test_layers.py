@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Imports point one way: errors, spec, latency <- core <- {sim, run, watch} <- lab <- cli."""
+
+import ast
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import paceline
+
+SRC = Path(paceline.__file__).parent
+FACADE = "paceline"
+
+BOTTOM = {"errors", "spec", "latency"}
+MIDDLE = BOTTOM | {"core"}
+MAY_IMPORT = {
+    "errors": set(),
+    "spec": {"errors"},
+    "latency": {"errors", "spec"},
+    "core": {"errors", "spec"},
+    "watch": {"errors", "spec", "core"},
+    "sim": MIDDLE | {"watch.trace"},
+    "run": MIDDLE | {"watch.trace"},
+    "lab": MIDDLE | {"sim", "run", "watch"},
+    "cli": MIDDLE | {"sim", "run", "watch", "lab", FACADE},
+}
+"""Besides itself; `watch.trace` is the record schema that simulated and real runs share."""
+
+
+def module_name(path):
+    """The dotted name of a file of the package."""
+    parts = (FACADE, *path.relative_to(SRC).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(SRC.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def imports(name):
+    """The full name of every module that a module imports, wherever the import stands."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import in line {node.lineno}"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in FILES else node.module
+
+
+def room(name):
+    """The room that a module of ours is in; the façade is its own."""
+    return name.removeprefix(FACADE + ".").partition(".")[0]
+
+
+def is_ours(name):
+    return name == FACADE or name.startswith(FACADE + ".")
+
+
+def allowed(importer, imported):
+    """Whether a module of ours may import another."""
+    rooms = MAY_IMPORT[room(importer)]
+    exact = imported.removeprefix(FACADE + ".")
+    return room(imported) in {room(importer), *rooms} or exact in rooms
+
+
+def test_there_is_something_to_walk():
+    assert {"paceline.errors", "paceline.core.decider", "paceline.core.policies.sync"} <= set(FILES)
+
+
+def test_every_room_has_its_place():
+    rooms = {room(name) for name in FILES} - {FACADE}
+    assert rooms <= set(MAY_IMPORT)
+
+
+def test_imports_point_one_way():
+    wrong = [
+        f"{name} imports {other}"
+        for name in FILES
+        if name != FACADE
+        for other in imports(name)
+        if is_ours(other) and not allowed(name, other)
+    ]
+    assert wrong == []
+
+
+def test_core_uses_only_the_standard_library_besides():
+    wrong = [
+        f"{name} imports {other}"
+        for name in FILES
+        if room(name) in ("core", "errors", "spec")
+        for other in imports(name)
+        if not is_ours(other) and other.partition(".")[0] not in sys.stdlib_module_names
+    ]
+    assert wrong == []
+
+
+def test_sim_and_run_never_import_each_other():
+    pairs = {(room(name), room(other)) for name in FILES for other in imports(name)}
+    assert not pairs & {("sim", "run"), ("run", "sim")}
+
+
+def test_only_run_and_lab_import_torch():
+    importers = {room(name) for name in FILES for other in imports(name) if room(other) == "torch"}
+    assert importers <= {"run", "lab"}
+
+
+def test_no_function_imports_anything():
+    wrong = [
+        f"{name}:{node.lineno}"
+        for name, tree in TREES.items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert wrong == []
+
+
+def test_only_the_facade_and_the_command_line_load_modules_by_name():
+    """They are the top, so nothing can point the wrong way that this walk does not see."""
+    by_name = {
+        name
+        for name in FILES
+        if any(other.partition(".")[0] == "importlib" for other in imports(name))
+    }
+    assert by_name <= {FACADE, f"{FACADE}.cli"}
+
+
+def test_there_are_no_import_cycles():
+    graph = {name: {o for o in imports(name) if is_ours(o)} for name in FILES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" <- ".join(error.args[1])) from None
