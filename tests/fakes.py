@@ -89,17 +89,20 @@ def state_of(decider: Decider) -> tuple[Ledger, list[int], list[int]]:
 
 def copy_of(ledger: Ledger) -> Ledger:
     """What `copy.deepcopy` does, many times faster; the walk through all states needs it."""
-    return replace(
+    twin = replace(
         ledger,
         memory=copy.copy(ledger.memory),
         members={worker: replace(member) for worker, member in ledger.members.items()},
         idle=dict(ledger.idle),
-        tallies={
-            update: Tally(list(tally.contributions), set(tally.refused), set(tally.done))
-            for update, tally in ledger.tallies.items()
-        },
+        tallies={},
         joined=set(ledger.joined),
+        turns=dict(ledger.turns),
     )
+    twin.tallies = {  # not above: a new ledger begins with update 1
+        update: Tally(list(tally.contributions), set(tally.done), set(tally.excused))
+        for update, tally in ledger.tallies.items()
+    }
+    return twin
 
 
 class Cluster:
@@ -112,14 +115,14 @@ class Cluster:
         self.asked: dict[int, SendParams | None] = {}
         """By worker that is here; None: it waits for parameters."""
         self.turns: dict[int, list[int]] = {}
-        """By worker that is here: the version of each of its turns."""
+        """By worker that ever came: the version of each of its turns, those before a death too."""
         self.cancelled: set[int] = set()
         self.timers: dict[int, float] = {}
-        """When each timer that has not fired yet is to fire, by update."""
-        self.timer_started = 0
-        """The newest update that a timer was started for since the run last went on."""
-        self.void_timers: list[tuple[int, float]] = []
-        """Timers that have not fired either, but were started again after a pause."""
+        """When each timer that has not fired yet is to fire, by its number."""
+        self.timers_started = 0
+        self.timer: int | None = None
+        """The timer of the next update; None: none was started since its version was opened, or
+        the run last went on. All others are out of date: a shell need not take timers back."""
         self.pending: dict[int, list[Contribution]] = {}
         """What was accepted for updates that are not made yet."""
         self.updates: list[ApplyUpdate] = []
@@ -151,8 +154,18 @@ class Cluster:
 
     @property
     def repeatable(self) -> list[int]:
-        """Those who have reported at least once since they joined."""
+        """Those here that have had a turn which nobody waits for any more."""
         return [w for w in self.asked if self._last_reported(w) > 0]
+
+    @property
+    def due(self) -> list[int]:
+        """The timer of the next update, if there is one and it has not fired yet."""
+        return [timer for timer in self.timers if timer == self.timer]
+
+    @property
+    def outdated(self) -> list[int]:
+        """The other timers that have not fired yet."""
+        return [timer for timer in self.timers if timer != self.timer]
 
     @property
     def events(self) -> list[Event]:
@@ -196,15 +209,10 @@ class Cluster:
         version = self.turns[worker][turn - 1]
         return self.handle(GradientArrived(self.now + after, worker, turn, version))
 
-    def fire(self, update: int, after: float = 0.0) -> list[Action]:
+    def fire(self, timer: int, after: float = 0.0) -> list[Action]:
         """A timer fires, at its time or, if the clock is past that already, now."""
-        at = max(self.now + after, self.timers.pop(update))
-        return self.handle(TimerFired(at, update))
-
-    def fire_void(self, after: float = 0.0) -> list[Action]:
-        """A timer fires that was started before a pause: a shell need not take timers back."""
-        update, at = self.void_timers.pop(0)
-        return self.handle(TimerFired(max(self.now + after, at), update))
+        at = max(self.now + after, self.timers.pop(timer))
+        return self.handle(TimerFired(at, timer))
 
     def stop(self, after: float = 1.0) -> list[Action]:
         """The run is asked to end."""
@@ -216,7 +224,7 @@ class Cluster:
             if self.version >= version or self.finish:
                 return
             able = [w for w in self.working if w not in silent]
-            due = [u for u in self.timers if u > self.version]
+            due = self.due
             assert able or due, f"stuck at version {self.version}: {self.decider.ledger}"
             if able:
                 self.arrive(able[0])
@@ -232,8 +240,8 @@ class Cluster:
         twin.log, twin.updates = list(self.log), list(self.updates)
         twin.asked, twin.turns = dict(self.asked), {w: list(t) for w, t in self.turns.items()}
         twin.cancelled, twin.fates = set(self.cancelled), Counter(self.fates)
-        twin.timers, twin.void_timers = dict(self.timers), list(self.void_timers)
-        twin.timer_started = self.timer_started
+        twin.timers, twin.timer = dict(self.timers), self.timer
+        twin.timers_started = self.timers_started
         twin.pending = {update: list(given) for update, given in self.pending.items()}
         return twin
 
@@ -246,6 +254,7 @@ class Cluster:
         self.now = event.time
         self.log.append((event, actions))
         self._hold_one_fate(event, actions)
+        self._hold_that_only_the_newest_timer_counts(event, actions)
         self._note(event)
         for action in actions:
             self._perform(event, action)
@@ -265,6 +274,10 @@ class Cluster:
         assert (fate.worker, fate.version) == (event.worker, version)
         self.fates[got] += 1
 
+    def _hold_that_only_the_newest_timer_counts(self, event: Event, actions: list[Action]) -> None:
+        if isinstance(event, TimerFired) and event.timer != self.timer:
+            assert actions == [], "a timer that is out of date is harmless"
+
     def _possible_fates(self, event: GradientArrived | WorkAbandoned) -> set[Fate]:
         """What may become of a gradient, from all that the shell knows of it."""
         if isinstance(event, WorkAbandoned):
@@ -279,9 +292,9 @@ class Cluster:
         """Book what the shell knows before it performs an action."""
         if isinstance(event, WorkerJoined):
             self.asked[event.worker] = None
-            self.turns[event.worker] = []
+            self.turns.setdefault(event.worker, [])
         elif isinstance(event, WorkerLeft):
-            del self.asked[event.worker], self.turns[event.worker]
+            del self.asked[event.worker]
             self.cancelled.discard(event.worker)
         elif self._is_news(event):
             self.asked[event.worker] = None
@@ -300,7 +313,7 @@ class Cluster:
                 assert not self.finish
                 assert not self.paused
                 assert self.asked.pop(worker) is None, "only who waits is asked"
-                assert turn == len(self.turns[worker]) + 1
+                assert turn == len(self.turns[worker]) + 1, "no turn of a worker is given twice"
                 assert 0 <= version <= self.version
                 self.asked[worker] = action  # put back last: `working` goes by this order
                 self.turns[worker].append(version)
@@ -310,14 +323,14 @@ class Cluster:
                 assert asked.turn == turn
                 assert worker not in self.cancelled, "cancelled twice"
                 self.cancelled.add(worker)
-            case StartTimer(update, at):
-                assert update == self.version + 1
+            case StartTimer(timer, at):
+                assert not self.finish
+                assert not self.paused
                 assert at >= event.time
-                assert self.timer_started < update, "once for each update, and again after a pause"
-                self.timer_started = update
-                if update in self.timers:
-                    self.void_timers.append((update, self.timers[update]))
-                self.timers[update] = at
+                assert self.timer is None, "once for each update, and again after a pause"
+                assert timer == self.timers_started + 1, "they are numbered through the whole run"
+                self.timers_started = self.timer = timer
+                self.timers[timer] = at
             case Pause(reason):
                 assert not self.paused
                 assert reason
@@ -325,7 +338,7 @@ class Cluster:
             case Resume():
                 assert self.paused
                 self.paused = False
-                self.timer_started = self.version
+                self.timer = None
             case Finish(version, unused):
                 assert not self.finish
                 assert version == self.version
@@ -339,12 +352,13 @@ class Cluster:
     def _apply(self, action: ApplyUpdate) -> None:
         """Updates come one after the other, each of exactly what was accepted for it."""
         assert not self.finish
-        assert not self.paused
+        assert not self.paused or len(action.contributions) >= action.wanted
         assert action.update == self.version + 1
         assert action.contributions
         assert list(action.contributions) == self.pending.pop(action.update)
         assert len(action.weights) == len(action.scales) == len(action.contributions)
         self.updates.append(action)
+        self.timer = None
 
     def _is_news(self, event: Event) -> bool:
         """Whether this is the report on work that a worker was asked for."""
@@ -353,7 +367,7 @@ class Cluster:
         return event.turn > self._last_reported(event.worker)
 
     def _last_reported(self, worker: int) -> int:
-        """The newest turn that this worker has reported on; 0: none yet."""
+        """The newest turn that this worker has reported on, or died over; 0: none yet."""
         return len(self.turns[worker]) - (self.asked[worker] is not None)
 
 
@@ -372,8 +386,8 @@ def random_steps(
         choices: list[tuple[int, str, list[int]]] = [
             (40, "arrive", working),
             (20, "abandon", [w for w in working if w in cluster.cancelled]),
-            (12, "fire", sorted(cluster.timers)),
-            (12, "fire_void", [0] if cluster.void_timers else []),
+            (12, "fire", cluster.due),
+            (6, "fire", cluster.outdated),
         ]
         if faults or not working:
             choices.append((8, "join", absent))
@@ -393,8 +407,6 @@ def random_steps(
             cluster.arrive(one, samples=rng.choice([1, 1, 7, 32, 10**12]), after=after)
         elif what == "non-finite":
             cluster.arrive(one, finite=False, after=after)
-        elif what == "fire_void":
-            cluster.fire_void(after=after)
         else:
             getattr(cluster, what)(one, after=after)
         yield cluster.log[-1]

@@ -32,12 +32,14 @@ SUMMARY_KEYS = {
     "policy",
     "workers",
     "updates",
+    "updates_per_s",
     "seconds",
     "step_s",
     "contributions",
     "staleness_mean",
     "staleness",
     "fates",
+    "acceptance",
     "idle_share",
     "wasted_share",
     "sent_bytes_per_update",
@@ -163,7 +165,7 @@ def test_every_error_has_an_exit_code() -> None:
 def test_simulate_compares_a_round_of_all_rules(call: Call) -> None:
     answer = call("simulate", *SMALL)
     assert (answer.code, answer.err) == (0, "")
-    assert re.findall(r"^│ ([a-z0-9:]+) ", answer.out, re.MULTILINE) == [
+    assert re.findall(r"^([a-z]+(?::\d+)?) +\d", answer.out, re.MULTILINE) == [
         "sync",
         "backup:1",
         "batchsync:3",
@@ -195,7 +197,7 @@ def test_simulate_with_a_network_shows_the_traffic(call: Call) -> None:
 def test_simulate_shows_the_workers_of_a_single_run(call: Call) -> None:
     answer = call("simulate", *SMALL, "-p", "sync")
     assert "by worker" in answer.out
-    assert re.findall(r"^│ (\d) +│ +20 │", answer.out, re.MULTILINE) == ["0", "1", "2"]
+    assert re.findall(r"^(\d) +20 ", answer.out, re.MULTILINE) == ["0", "1", "2"]
 
 
 def test_a_rule_with_stale_gradients_gets_a_word_of_warning(call: Call) -> None:
@@ -366,7 +368,7 @@ PLAN = ("plan", "--trace", "run.jsonl")
 def test_plan_has_a_row_for_every_n_and_a_recommendation(call: Call) -> None:
     answer = call(*PLAN)
     assert answer.code == 0
-    assert re.findall(r"^│ (\d)[ *]+│ (\d) │", answer.out, re.MULTILINE) == [
+    assert re.findall(r"^(\d)[ *]+(\d) ", answer.out, re.MULTILINE) == [
         ("3", "0"),
         ("2", "1"),
         ("1", "2"),

@@ -2,7 +2,6 @@
 """The description of a run, and the grammar of its strings."""
 
 from dataclasses import FrozenInstanceError
-from math import isfinite
 
 import pytest
 from hypothesis import given
@@ -37,7 +36,7 @@ def test_the_limits_themselves_are_allowed():
     [
         ({"workers": 0}, "workers must be >= 1, got 0"),
         ({"workers": -2}, "workers must be >= 1, got -2"),
-        ({"steps": 0}, "steps must be >= 1, got 0; leave it out for no limit"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
         ({"min_workers": 0}, "min_workers must be between 1 and workers=3, got 0"),
         ({"min_workers": 4}, "min_workers must be between 1 and workers=3, got 4"),
         ({"late": "drop"}, "late must be 'cancel' or 'finish', got 'drop'"),
@@ -147,11 +146,8 @@ def test_a_duration_is_never_negative():
 
 def test_a_duration_is_always_finite():
     """The number is, but the unit takes it beyond."""
-    try:
-        seconds = parse_seconds("1e308h", "delay")
-    except SpecError:
-        return
-    assert isfinite(seconds)
+    with pytest.raises(SpecError, match=r"delay must be a duration.*'1e308h', which is too large"):
+        parse_seconds("1e308h", "delay")
 
 
 @given(st.floats(0, 1e12), st.sampled_from(["us", "ms", "s", "m", "h", ""]))

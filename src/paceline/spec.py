@@ -8,13 +8,24 @@ splits them and reads durations, and knows nothing of what the names mean.
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Literal, NewType
 
 from paceline.errors import SpecError
 
-__all__ = ["Late", "RunSpec", "parse_bytes", "parse_number", "parse_seconds", "split_call"]
+__all__ = [
+    "Late",
+    "RunSpec",
+    "Seconds",
+    "parse_bytes",
+    "parse_number",
+    "parse_seconds",
+    "split_call",
+]
 
 Late = Literal["cancel", "finish"]
+
+Seconds = NewType("Seconds", float)
+"""A setting of a policy that is a duration: its string may have a unit."""
 
 _SECONDS_PER = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES_PER = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -22,7 +33,7 @@ _BYTES_PER = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """What the policy must know of a run; nothing of it changes while the run lasts."""
+    """What a shell and its policy must know of a run; nothing of it changes while it lasts."""
 
     workers: int
     """W: how many workers the run is started for. Any that join beyond W are further backups."""
@@ -43,7 +54,7 @@ class RunSpec:
         if self.workers < 1:
             raise SpecError(f"workers must be >= 1, got {self.workers}")
         if self.steps is not None and self.steps < 1:
-            raise SpecError(f"steps must be >= 1, got {self.steps}; leave it out for no limit")
+            raise SpecError(f"steps must be >= 1, got {self.steps}")
         if not 1 <= self.min_workers <= self.workers:
             raise SpecError(
                 f"min_workers must be between 1 and workers={self.workers}, got {self.min_workers}"
@@ -100,9 +111,11 @@ def _parse_with_unit(text: str, what: str, units: dict[str, float], form: str) -
             number, scale = number.removesuffix(unit), units[unit]
             break
     try:
-        value = parse_number(f"{parse_number(number, what) * scale}", what)
+        value = parse_number(number, what) * scale
     except SpecError:
         raise SpecError(f"{what} must be {form}, got {text!r}") from None
+    if not isfinite(value):
+        raise SpecError(f"{what} must be {form}, got {text!r}, which is too large")
     if value < 0:
         raise SpecError(f"{what} must be >= 0, got {text!r}")
     return value

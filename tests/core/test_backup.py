@@ -78,6 +78,35 @@ def test_n_stays_while_n_are_alive_and_falls_only_below():
     assert [len(update.contributions) for update in cluster.updates] == [2, 1]
 
 
+def test_a_worker_that_was_refused_may_still_be_among_the_first():
+    """Its first gradient is refused; its second comes before that of the silent one."""
+    cluster = Cluster.of("backup:1")
+    assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
+    assert cluster.arrive(1) == [Accept(1, 0, update=1)]
+    assert cluster.arrive(0) == [
+        Accept(0, 0, update=1),
+        ApplyUpdate(1, (Contribution(1, 0, 1), Contribution(0, 0, 1)), (0.5, 0.5), (1.0, 1.0), 2),
+        Cancel(2, turn=1),
+        SendParams(1, turn=2, version=1),
+        SendParams(0, turn=3, version=1),
+    ]
+
+
+def test_a_worker_that_was_refused_is_not_waited_for_when_the_rest_is_in():
+    cluster = Cluster.of("backup:1", workers=4)
+    cluster.arrive(0, finite=False)
+    cluster.arrive(1, finite=False)
+    assert cluster.arrive(2) == [Accept(2, 0, update=1)]
+    assert cluster.arrive(3) == [
+        Accept(3, 0, update=1),
+        ApplyUpdate(1, (Contribution(2, 0, 1), Contribution(3, 0, 1)), (0.5, 0.5), (1.0, 1.0), 3),
+        Cancel(0, turn=2),
+        Cancel(1, turn=2),
+        SendParams(2, turn=2, version=1),
+        SendParams(3, turn=2, version=1),
+    ]
+
+
 def test_as_many_backups_as_workers_are_refused():
     with pytest.raises(SpecError, match="got b=3 of 3"):
         make_decider("backup:3")

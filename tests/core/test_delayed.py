@@ -69,8 +69,30 @@ def test_a_fast_worker_is_at_most_k_updates_ahead(k):
 def test_a_newcomer_takes_part_in_the_next_update_at_the_version_of_the_others():
     cluster = Cluster.of("delayed:2")
     cluster.run_until(6)
+    turn = len(cluster.turns[0]) + 1
     cluster.leave(0)
-    assert cluster.join(0) == [SendParams(0, turn=1, version=4)]
+    assert cluster.join(0) == [SendParams(0, turn, version=4)]
+
+
+def test_who_is_refused_tries_again_for_the_same_update_before_it_goes_on():
+    cluster = Cluster.of("delayed:1", workers=2)
+    assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
+    assert cluster.arrive(0) == [Accept(0, 0, update=1), SendParams(0, 3, 0)]
+    assert cluster.arrive(0) == [Accept(0, 0, update=2)]
+
+
+def test_who_is_excused_of_one_update_is_waited_for_in_the_next():
+    cluster = Cluster.of("delayed:1", workers=2)
+    cluster.arrive(1, finite=False)
+    assert cluster.arrive(0) == [
+        Accept(0, 0, update=1),
+        ApplyUpdate(1, (Contribution(0, 0, 1),), (1.0,), (1.0,), wanted=2),
+        Cancel(1, turn=2),
+        SendParams(0, turn=2, version=0),
+    ]
+    assert cluster.arrive(0) == [Accept(0, 0, update=2), SendParams(0, turn=3, version=1)]
+    assert cluster.abandon(1) == [Drop(1, 0, Fate.CANCELLED), SendParams(1, turn=3, version=0)]
+    assert cluster.arrive(1)[1].staleness == (1, 1)
 
 
 def test_who_comes_back_goes_on_where_it_has_not_given_yet():

@@ -28,7 +28,7 @@ ONE_OF_EACH = [
     WorkerLeft(1.0, worker=0, reason="killed"),
     GradientArrived(1.0, worker=0, turn=1, version=0),
     WorkAbandoned(1.0, worker=0, turn=1),
-    TimerFired(1.0, update=1),
+    TimerFired(1.0, timer=1),
     StopRequested(1.0),
 ]
 

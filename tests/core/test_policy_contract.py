@@ -146,12 +146,57 @@ def test_law_5_weights_go_by_samples_are_finite_and_sum_to_one(policy):
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:0", "delayed:0", "delayed:1", "delayed:2"])
-@pytest.mark.parametrize("seed", range(20, 35))
-def test_a_rule_that_waits_for_all_drops_nothing_while_there_are_no_spare_workers(policy, seed):
-    """However they die, come back, give up and have their gradients refused."""
+@pytest.mark.parametrize("seed", range(24, 34))
+def test_a_rule_that_waits_for_all_cancels_only_retries_while_there_are_no_spare_workers(
+    policy, seed
+):
+    """However they die, come back and give up: only whoever is excused may come too late."""
     cluster = Cluster.of(policy)
-    for _, actions in random_steps(cluster, Random(seed), 80, spare=0):
-        assert not any(isinstance(action, Cancel) for action in actions)
+    excused, cancelled = set(), set()
+    for event, actions in random_steps(cluster, Random(seed), 80, spare=0):
+        if isinstance(event, WorkerJoined):
+            excused.discard(event.worker)
+        if isinstance(event, GradientArrived):
+            if Drop(event.worker, event.version, Fate.DUPLICATE) in actions:
+                assert len(actions) == 1
+            elif event.finite or event.worker in cancelled:
+                excused.discard(event.worker)
+            else:
+                excused.add(event.worker)
+        for action in actions:
+            if isinstance(action, Cancel):
+                assert action.worker in excused
+        cancelled = set(cluster.cancelled)
+
+
+@every_policy
+def test_a_refused_gradient_is_asked_for_again_at_once(policy):
+    """For the same update, unless that is made without it; `ssp` counts it, and may wait."""
+    rule = parse_policy(policy)
+    if rule.name == "ssp":
+        return
+    any_version = rule.name in ("async", "softsync")
+    asked_again = 0
+    for cluster in histories(policy):
+        paused, over, cancelled = True, False, set()
+        for event, actions in cluster.log:
+            for action in actions:
+                paused = (paused or isinstance(action, Pause)) and not isinstance(action, Resume)
+                over = over or isinstance(action, Finish)
+            refused = isinstance(event, GradientArrived) and Drop(
+                event.worker, event.version, Fate.NON_FINITE
+            )
+            if refused in actions and not (paused or over or event.worker in cancelled):
+                sent = [action for action in actions if isinstance(action, SendParams)]
+                [again] = [action for action in sent if action.worker == event.worker]
+                assert again.turn == event.turn + 1
+                if not any_version and not any(isinstance(a, ApplyUpdate) for a in actions):
+                    assert again.version == event.version
+                    assert sent == [again]
+                asked_again += 1
+            cancelled.difference_update([getattr(event, "worker", None)])
+            cancelled.update(a.worker for a in actions if isinstance(a, Cancel))
+    assert asked_again > 0
 
 
 # --------------------------------------------------------------------------------------- law 6
@@ -190,24 +235,61 @@ def test_law_6_a_worker_that_falls_silent_in_the_middle_does_not_block(policy, s
 
 
 @can_do_without
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_law_6_who_falls_silent_after_much_has_happened_does_not_block(policy, silent, seed):
+    """Deaths, pauses, refusals and old timers first; then all are back, and some never report."""
+    rng = Random(seed)
+    cluster = Cluster.of(policy, min_workers=1 + seed)
+    for _ in random_steps(cluster, rng, 40):
+        pass
+    for worker in {0, 1, 2} - cluster.asked.keys():
+        cluster.join(worker)
+    for worker in cluster.asked.keys() - {0, 1, 2}:
+        cluster.leave(worker)
+    cluster.run_until(cluster.version + 8, silent)
+
+
+@can_do_without
 def test_law_6_a_refused_gradient_does_not_make_the_silent_block(policy, silent):
     """One who can still report has a non-finite gradient, and is well again afterwards."""
     cluster = Cluster.of(policy)
     cluster.arrive(0, finite=False)
     cluster.run_until(8, silent)
+    assert not any(c.worker in silent for update in cluster.updates for c in update.contributions)
 
 
 @can_do_without
-def test_law_6_refused_gradients_of_all_others_do_not_make_the_silent_block(policy, silent):
+@pytest.mark.parametrize("times", [1, 2])
+def test_law_6_refused_gradients_of_all_others_do_not_make_the_silent_block(policy, silent, times):
     """As when a loss scale is too high at first: all who report have a non-finite gradient."""
     cluster = Cluster.of(policy)
-    for worker in {0, 1, 2} - silent:
+    for worker in sorted({0, 1, 2} - silent) * times:
         cluster.arrive(worker, finite=False)
+    assert cluster.version == 0
     cluster.run_until(8, silent)
+    assert not any(c.worker in silent for update in cluster.updates for c in update.contributions)
+    if policy.startswith("backup"):
+        assert {len(u.contributions) - u.wanted for u in cluster.updates} == {0}
 
 
 @every_policy
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("broken", [{0}, {1}, {0, 2}])
+def test_law_6_a_worker_whose_gradients_are_never_finite_does_not_block(policy, broken):
+    """Not even a rule that waits for all: it tries again for ever, but nobody waits for it."""
+    cluster = Cluster.of(policy)
+    for _ in range(200):
+        if cluster.version >= 5:
+            break
+        if cluster.working:
+            cluster.arrive(cluster.working[0], finite=cluster.working[0] not in broken)
+        else:
+            cluster.fire(cluster.due[0])
+    assert cluster.version >= 5
+    assert not any(c.worker in broken for update in cluster.updates for c in update.contributions)
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(2))
 def test_law_6_the_dead_never_block(policy, seed):
     """At any moment all but one may die, and the run goes on."""
     rng = Random(seed)
@@ -245,7 +327,7 @@ def test_law_6_everyone_who_waits_is_asked_again_if_gradients_keep_arriving(poli
 
 
 @every_policy
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_law_7_whoever_is_asked_goes_on_with_the_newest_version(policy, seed):
     """Under `delayed`, with the version that its update is made of on every worker."""
     rule = parse_policy(policy)
@@ -278,23 +360,23 @@ def decides_the_same(policies, seed):
     assert first.fates[Fate.ACCEPTED] > 0
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_law_8_backup_0_is_sync_is_delayed_0(seed):
     decides_the_same(["sync", "backup:0", "delayed:0"], seed)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_law_8_softsync_of_one_is_async(seed):
     decides_the_same(["async", "softsync:1,lr=constant"], seed)
     decides_the_same(["async:lr=inverse", "softsync:1"], seed)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_ssp_with_room_enough_is_async(seed):
     decides_the_same(["async", "ssp:1000"], seed)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_batchsync_of_one_is_async_without_staleness_but_for_a_word(seed):
     """What one calls late the other calls stale; all else is the same."""
     cluster, other = Cluster.of("batchsync:1"), Cluster.of("async:bound=0")

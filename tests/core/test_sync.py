@@ -5,7 +5,10 @@ from fakes import Cluster
 from paceline.core.events import (
     Accept,
     ApplyUpdate,
+    Cancel,
     Contribution,
+    Drop,
+    Fate,
     GradientArrived,
     Resume,
     SendParams,
@@ -51,3 +54,23 @@ def test_a_run_of_one_worker_is_plain_sgd():
             ApplyUpdate(version + 1, (Contribution(0, version, 1),), (1.0,), (1.0,), 1),
             SendParams(0, version + 2, version + 1),
         ]
+
+
+def test_a_worker_that_is_never_finite_is_done_without():
+    """It tries again and again, and the update takes the other two."""
+    cluster = Cluster.of("sync")
+    for turn in (1, 2, 3):
+        assert cluster.arrive(0, finite=False) == [
+            Drop(0, 0, Fate.NON_FINITE),
+            SendParams(0, turn + 1, version=0),
+        ]
+    assert cluster.arrive(1) == [Accept(1, 0, update=1)]
+    assert cluster.arrive(2) == [
+        Accept(2, 0, update=1),
+        ApplyUpdate(1, (Contribution(1, 0, 1), Contribution(2, 0, 1)), (0.5, 0.5), (1.0, 1.0), 3),
+        Cancel(0, turn=4),
+        SendParams(1, turn=2, version=1),
+        SendParams(2, turn=2, version=1),
+    ]
+    assert cluster.arrive(0) == [Drop(0, 0, Fate.LATE), SendParams(0, turn=5, version=1)]
+    assert cluster.decider.ledger.outstanding() == 3, "it is excused of one update only"

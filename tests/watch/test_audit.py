@@ -236,9 +236,13 @@ def test_a_missing_decision_is_found_where_it_was(policy: str) -> None:
 def test_a_trace_that_ends_before_its_last_decision_is_found() -> None:
     trace = run("sync", steps=5)
     last = places(trace, Update)[-1]
-    with pytest.raises(TraceError, match=r"run\.jsonl.*Update\(.*update=5"):
+    with pytest.raises(
+        TraceError, match=r"run\.jsonl: breaks off where its policy gives a record 'update'"
+    ):
         audit(with_records(trace, trace.records[:last]), "run.jsonl")
-    with pytest.raises(TraceError, match=r"run\.jsonl.*Update\(.*update=5"):
+    with pytest.raises(
+        TraceError, match=r"run\.jsonl: breaks off where its policy gives a record 'update'"
+    ):
         audit(without(trace, last), "run.jsonl")
 
 

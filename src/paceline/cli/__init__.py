@@ -5,8 +5,11 @@ The options of every verb are declared here, so that help comes at once; what a 
 file of its name, which is loaded when the verb is called.
 """
 
+import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,13 +33,12 @@ EXIT_CODES: dict[type[PacelineError], int] = {
     PeerLost: 5,
     InternalError: 70,
 }
-EXIT_STALLED = 1
-EXIT_INTERRUPTED = 130
+EXIT_FAILED = 1
 
 EPILOG = (
-    "Exit codes: 0 done; 1 the simulated run stalled before its end; 2 wrong input; 3 a trace that "
-    "cannot be read or is not sound; 4 a peer broke the protocol; 5 a peer was lost; 70 a bug of "
-    "ours; 130 interrupted."
+    "Exit codes: 0 done; 1 the simulated run stalled, made no update, or the output could not be "
+    "written; 2 wrong input; 3 a trace that cannot be read or written, or is not sound; 4 a peer "
+    "broke the protocol; 5 a peer was lost; 70 a bug of ours; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -47,12 +49,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-trace_app = typer.Typer(help="Look into traces.", no_args_is_help=True, rich_markup_mode=None)
+trace_app = typer.Typer(
+    help="Look into traces.", epilog=EPILOG, no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(trace_app, name="trace")
 
-Workers = Annotated[int, typer.Option("--workers", "-w", help="How many workers compute.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", "-w", help="How many workers there are. [default: 8, or all in the trace]"
+    ),
+]
 Latency = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--latency",
         "-l",
@@ -60,7 +69,7 @@ Latency = Annotated[
         "'gamma:MEAN,SHAPE', 'pareto:SCALE,ALPHA', 'weibull:SCALE,SHAPE'. Sums: '50ms + 5% "
         "exp:500ms' (in 5 of 100 cases an extra). Mixtures: '95% 50ms | 5% exp:1s'. Add '; worker "
         "7 x2.2' for one that is always slower, '; phases x3 for 5s every 60s' for slow phases. "
-        "Or 'trace:FILE' for the times of a recorded run.",
+        "Or 'trace:FILE' for the times of a recorded run. [default: 50ms + 5% exp:500ms]",
     ),
 ]
 Network = Annotated[
@@ -87,7 +96,21 @@ Plot = Annotated[
     Path | None, typer.Option(help="Draw a figure into this file (.png, .svg or .pdf).")
 ]
 
-DEFAULT_LATENCY = "50ms + 5% exp:500ms"
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(version("paceline"))
+        raise typer.Exit
+
+
+@app.callback()
+def paceline(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say which."),
+    ] = False,
+) -> None:
+    """Data-parallel training that does not wait for slow workers: plan it before you run it."""
 
 
 @app.command(epilog=EPILOG)
@@ -101,12 +124,15 @@ def simulate(
             "deadline:q, async, softsync:c, ssp:s, delayed:k. Without it: a round of them.",
         ),
     ] = None,
-    workers: Workers = 8,
-    latency: Latency = DEFAULT_LATENCY,
+    workers: Workers = None,
+    latency: Latency = None,
     steps: Annotated[int, typer.Option(help="How many updates to make.")] = 1000,
     until: Annotated[
         str,
-        typer.Option(help="Stop at this virtual time instead, e.g. 10m; then --steps is a limit."),
+        typer.Option(
+            help="Stop at this virtual time, e.g. 10m, once the update in the making is made; "
+            "then --steps is a limit."
+        ),
     ] = "",
     replay: Annotated[
         Path | None,
@@ -132,13 +158,8 @@ def simulate(
 
 @app.command(epilog=EPILOG)
 def plan(
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", "-w", help="How many machines there are. [default: 8, or all in the trace]"
-        ),
-    ] = None,
-    latency: Latency = DEFAULT_LATENCY,
+    workers: Workers = None,
+    latency: Latency = None,
     trace: Annotated[
         Path | None, typer.Option(help="Plan from the trace of a pilot run instead of a latency.")
     ] = None,
@@ -195,12 +216,18 @@ def _verb(name: str) -> Any:
 
 def main() -> None:
     """Run the command line; errors of ours are one line and an exit code, never a traceback."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no lines gets no error
     try:
-        app(prog_name="paceline")
+        try:
+            app(prog_name="paceline")
+        finally:
+            sys.stdout.flush()
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
         sys.exit(code)
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:  # reading and writing files is told by the errors above
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or it would fail again at the very end
+        print(f"paceline: cannot write the output: {error.strerror}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)

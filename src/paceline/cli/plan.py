@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`paceline plan`: how many of the workers should be backups, and what that would gain."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.inputs import read_inputs
 from paceline.cli.show import Patience, human_seconds, print_json, print_table
 from paceline.cli.simulate import COLUMNS, comparison_rows
 from paceline.core.policies import POLICIES, Backup, parse_policy
 from paceline.core.policy import Policy
 from paceline.errors import SpecError, TraceError
-from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
     Convergence,
@@ -22,61 +22,60 @@ from paceline.sim.convergence import (
     read_table,
 )
 from paceline.sim.fast import draw_times
-from paceline.sim.planner import Plan, plan
-from paceline.sim.recording import recorded_times
+from paceline.sim.planner import Option, Plan, plan
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.watch.figures import check_ending, draw_plan
 from paceline.watch.summary import Summary, summarize
-from paceline.watch.trace import Trace, read_trace
+from paceline.watch.trace import Trace
 
 __all__ = ["run"]
 
-DEFAULT_WORKERS = 8
 DEFAULT_BATCH = 32
 COMPARED_STEPS = 500
 ALL_ROWS = 24  # up to so many N are all shown
 
 
-def run(workers: int | None, latency: str, trace: Path | None, **options: Any) -> None:
+def run(trace: Path | None, **options: Any) -> None:
     """Plan, print, draw what was asked for."""
-    pilot = None if trace is None else read_trace(trace)
-    options["batch"] = _batch(pilot) if options["batch"] is None else options["batch"]
-    cluster = Cluster.parse(latency, options["network"], options["faults"], options["batch"])
-    notes: list[str] = []
-    if pilot is not None:
-        recording = recorded_times(pilot, options["seed"], with_travel=not options["network"])
-        cluster = replace(cluster, times=Recorded(recording.times))
-        notes.append(f"recording: {recording.left_to_chance()}")
-        workers = len(recording.times) if workers is None else workers
-    workers = DEFAULT_WORKERS if workers is None else workers
-    spec = RunSpec(workers=workers, late=options["late"], seed=options["seed"])
-    convergence = _convergence(pilot, spec.workers, options)
+    is_given = options["batch"] is not None
+    if not is_given:
+        options["batch"] = DEFAULT_BATCH
+    inputs = read_inputs(options, trace, in_order=False)
+    cluster, spec = inputs.cluster, inputs.spec
+    if inputs.trace is not None and not is_given:
+        cluster = replace(cluster, batch=_batch(inputs.trace))
+    convergence = _convergence(inputs.trace, cluster.batch, spec.workers, options)
     compared = _compared(options["policies"], spec)
     check_ending(options["plot"])
     with Patience("planning") as patience:
         result = plan(cluster, spec, convergence, patience.show)
+    if inputs.recording is not None:
+        note = f"recording: {inputs.recording.left_to_chance()}"
+        result = replace(result, assumptions=(*result.assumptions, note))
     summaries = [
         _compare(each, result, cluster, replace(spec, steps=COMPARED_STEPS)) for each in compared
     ]
     if options["plot"] is not None:
         _draw(result, cluster, spec, options["plot"])
     if options["as_json"]:
-        print_json({"plan": result, "sentence": result.sentence(), "policies": summaries})
+        print_json(_for_json(result, summaries))
     else:
-        _print(result, summaries, notes)
+        _print(result, summaries)
 
 
-def _batch(pilot: Trace | None) -> int:
+def _batch(pilot: Trace) -> int:
     """Samples in a gradient of the pilot run, on average."""
-    seen = [g.samples for g in pilot.gradients() if g.samples] if pilot else []
-    return round(sum(seen) / len(seen)) if seen else DEFAULT_BATCH
+    seen = [g.samples for g in pilot.gradients() if g.samples]
+    return round(sum(seen) / len(seen))
 
 
-def _convergence(pilot: Trace | None, workers: int, options: dict[str, Any]) -> Convergence:
+def _convergence(
+    pilot: Trace | None, batch: int, workers: int, options: dict[str, Any]
+) -> Convergence:
     """How many updates are needed, from the best that is known."""
     samples, table = options["noise_scale"], options["updates_table"]
-    batch, updates = options["batch"], options["updates"]
+    updates = options["updates"]
     if not 0 < updates < inf:
         raise SpecError(f"--updates must be > 0 and finite, got {updates:g}")
     if samples is not None and table is not None:
@@ -119,7 +118,24 @@ def _compare(name: str, result: Plan, cluster: Cluster, spec: RunSpec) -> Summar
     return summarize(simulate(policy, cluster, spec))
 
 
-def _print(result: Plan, summaries: list[Summary], notes: list[str]) -> None:
+def _for_json(result: Plan, summaries: list[Summary]) -> dict[str, Any]:
+    """Everything, with what follows from other numbers."""
+    options = [_option_for_json(option) for option in result.options]
+    chosen = {"best": result.best, "cheapest": result.cheapest}
+    return {
+        "sentence": result.sentence(),
+        "plan": asdict(result)
+        | {"options": options}
+        | {name: _option_for_json(option) for name, option in chosen.items()},
+        "policies": summaries,
+    }
+
+
+def _option_for_json(option: Option) -> dict[str, Any]:
+    return asdict(option) | {"backups": option.backups, "machine_hours": option.machine_hours}
+
+
+def _print(result: Plan, summaries: list[Summary]) -> None:
     workers = result.best.machines
     shown = [o for o in result.options if _is_shown(o.backups, result)]
     rows = [
@@ -135,17 +151,19 @@ def _print(result: Plan, summaries: list[Summary], notes: list[str]) -> None:
         ]
         for o in reversed(shown)
     ]
-    columns = ["N", "b", "update, late work cancelled", "finished", "updates", "to target"]
-    print_table(f"{workers} workers", [*columns, "x sync", "machine-hours"], rows)
+    title = f"{workers} workers; time of an update with late work cancelled, and finished"
+    columns = ["N", "b", "cancelled", "finished", "updates", "to target", "x sync", "machine-h"]
+    print_table(title, columns, rows)
     print(result.sentence())
     cheap = result.cheapest
     if cheap.machines < workers:
         share = 1 - cheap.machine_hours / result.sync.machine_hours
         print(
             f"Cheapest that is no slower than sync: keep the {cheap.machines} fastest machines, "
-            f"backup:{cheap.backups}, {cheap.machine_hours:.3g} machine-hours ({share:.0%} fewer)."
+            f"backup:{cheap.backups}, {cheap.machine_hours:.3g} machine-hours "
+            f"({100 * share:.0f} % fewer)."
         )
-    for assumption in (*result.assumptions, *notes):
+    for assumption in result.assumptions:
         print(f"Assumed: {assumption}.")
     if summaries:
         print_table(f"throughput, {COMPARED_STEPS} updates", COLUMNS, comparison_rows(summaries))

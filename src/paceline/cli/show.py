@@ -49,13 +49,14 @@ def print_json(value: object) -> None:
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A table, the first column to the left and the others to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    # Piped, a table keeps its width instead of being cut to 80 columns.
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    # As wide as it is: a terminal that wraps a table shows more than one that cuts its numbers.
+    wide = Console(width=1000)
+    Console(width=wide.measure(table).maximum).print(title, table, "", sep="\n", soft_wrap=True)
 
 
 class Patience:

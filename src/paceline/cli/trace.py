@@ -19,8 +19,10 @@ def check(file: Path, as_json: bool) -> None:
     if as_json:
         print_json(summary)
         return
+    how_far = "" if summary.ended == "finished" else f", as far as it goes ({summary.ended})"
     fates = ", ".join(f"{count} {fate}" for fate, count in summary.fates.items())
     print(
-        f"{file} is sound: {trace.header.source} of {summary.policy}, {summary.workers} workers, "
-        f"{summary.updates} updates in {human_seconds(summary.seconds)}; gradients: {fates}."
+        f"{file} is sound{how_far}: {trace.header.source} of {summary.policy}, "
+        f"{summary.workers} workers, {summary.updates} updates in "
+        f"{human_seconds(summary.seconds)}; gradients: {fates}."
     )

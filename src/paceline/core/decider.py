@@ -6,8 +6,9 @@ Theory of operation
     update that is due, tells those whose work has become useless, and gives work to those who wait.
     All this is the same for every rule; where rules differ, it asks the policy.
 
-    A run begins paused and goes on when as many workers have joined as an update needs. From then
-    on it never waits for a worker that is gone: an update takes those that there are.
+    A run begins paused and goes on when as many workers have joined as an update needs, be they
+    still here or not. From then on it never waits for a worker that is gone: an update takes those
+    that there are. While a run is paused nobody gets work, but what is complete is still made.
 
 Rules of the room
     No clock, no random numbers, no tensors, no sockets, no logging: time comes in events. An event
@@ -42,7 +43,7 @@ from paceline.core.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.ledger import Ledger, Member, Work
+from paceline.core.ledger import Ledger, Member, Tally, Work
 from paceline.core.policy import Policy
 from paceline.errors import InternalError, ProtocolError
 from paceline.spec import RunSpec
@@ -106,14 +107,12 @@ class Decider:
         ledger, worker = self.ledger, event.worker
         if worker in ledger.members:
             raise ProtocolError(f"worker {worker} joined, but it is here already")
-        ledger.members[worker] = Member()
+        ledger.members[worker] = Member(turn=ledger.turns.get(worker, 0))
         ledger.idle[worker] = None
         if not ledger.begun:
             ledger.joined.add(worker)
-        # It may have given to an update in the making, died, and come back: it had its turn. If
-        # what it gave was refused, it has another.
+        # It may have given to an update in the making, died, and come back.
         for tally in ledger.tallies.values():
-            tally.refused.discard(worker)
             if any(c.worker == worker for c in tally.contributions):
                 tally.done.add(worker)
         self.policy.welcome(ledger, worker)
@@ -126,6 +125,7 @@ class Decider:
         ledger.idle.pop(event.worker, None)
         for tally in ledger.tallies.values():
             tally.done.discard(event.worker)
+            tally.excused.discard(event.worker)
         return []
 
     def _on_gradient_arrived(self, event: GradientArrived) -> list[Action]:
@@ -140,12 +140,15 @@ class Decider:
         self._release(worker, member, event, whole=True)
         fate = self._judge(work)
         if fate is Fate.ACCEPTED:
-            tally = ledger.tally(self._destination(work))
-            tally.done.add(worker)
+            update = self._destination(work)
+            tally = ledger.tallies.setdefault(update, Tally())
             if event.finite:
+                tally.excused.discard(worker)
+                tally.done.add(worker)
                 tally.contributions.append(Contribution(worker, event.version, event.samples))
-                return [Accept(worker, event.version, self._destination(work))]
-            tally.refused.add(worker)
+                return [Accept(worker, event.version, update)]
+            if worker not in tally.done:  # a rule that repeats may have had something sound of it
+                tally.excused.add(worker)
         return [Drop(worker, event.version, fate if event.finite else Fate.NON_FINITE)]
 
     def _on_work_abandoned(self, event: WorkAbandoned) -> list[Action]:
@@ -156,10 +159,11 @@ class Decider:
         return [Drop(event.worker, work.version, Fate.CANCELLED)]
 
     def _on_timer_fired(self, event: TimerFired) -> list[Action]:
-        if event.update > self.ledger.timer:
-            raise ProtocolError(f"no timer was started for update {event.update}")
-        if event.time >= self.ledger.timer_at:
-            self.ledger.overdue = max(self.ledger.overdue, event.update)
+        ledger = self.ledger
+        if event.timer > ledger.timer:
+            raise ProtocolError(f"there is no such timer: {event!r}")
+        if event.timer == ledger.timer and ledger.timer_runs:
+            ledger.overdue = True
         return []
 
     def _on_stop_requested(self, event: StopRequested) -> list[Action]:
@@ -190,7 +194,6 @@ class Decider:
         """The worker has reported on its work, and waits."""
         member.work = None
         member.cancelled = False
-        member.clock += whole
         self.ledger.idle[worker] = None
         self.policy.observe(self.ledger, worker, event.time - member.asked_at, whole)
 
@@ -202,28 +205,33 @@ class Decider:
         if ledger.finished:
             return
         self._pause_or_resume(actions)
-        if ledger.paused and not ledger.stopping:
-            return
         before = ledger.version
-        while not ledger.paused and ledger.version != ledger.last and policy.is_due(ledger):
-            if ledger.next_tally().contributions:
-                actions.append(self._make_update())
-            else:
-                ledger.next_tally().reopen()
-        if ledger.paused or ledger.version == ledger.last:
+        while ledger.version != ledger.last and self._can_update():
+            actions.append(self._make_update())
+        if ledger.version == ledger.last or (ledger.stopping and ledger.paused):
             self._finish(actions)
             return
         if ledger.stopping or (ledger.version > before and not policy.keeps_all):
             self._cancel_useless(actions)
-        if ledger.timer <= ledger.version or ledger.timer_at == inf:
+        if ledger.paused:
+            return
+        if not ledger.timer_runs:
             at = policy.deadline(ledger)
             if at is not None:
-                ledger.timer, ledger.timer_at = ledger.version + 1, max(at, ledger.now)
-                actions.append(StartTimer(ledger.timer, ledger.timer_at))
+                ledger.timer += 1
+                ledger.timer_runs = True
+                actions.append(StartTimer(ledger.timer, max(at, ledger.now)))
         for worker in self._askable(actions, before):
             work = policy.assign(ledger, worker)
             if work is not None and (ledger.last is None or work.update <= ledger.last):
                 actions.append(self._ask(worker, work))
+
+    def _can_update(self) -> bool:
+        """Whether an update is due; while the run is paused, only one that lacks nothing is."""
+        ledger, policy = self.ledger, self.policy
+        if ledger.paused:
+            return len(ledger.next_tally.contributions) >= policy.needed(ledger)
+        return policy.is_due(ledger)
 
     def _askable(self, actions: list[Action], before: int) -> Iterable[int]:
         """The idle workers whose `assign` may have changed; asking all each time is too slow."""
@@ -244,13 +252,13 @@ class Decider:
         if ledger.paused and enough:
             ledger.begun, ledger.paused = True, False
             ledger.joined.clear()
-            # What was learnt of a version before the pause is void; its timer starts anew.
-            ledger.opened_at = ledger.now
-            ledger.timer_at = inf
-            ledger.overdue = ledger.version
+            # The time spent in a pause does not count against a deadline.
+            self._open()
             actions.append(Resume())
         elif not ledger.paused and not enough:
             ledger.paused = True
+            if ledger.stopping:
+                return
             missing = ledger.spec.min_workers - alive
             actions.append(
                 Pause(f"{alive} of at least {ledger.spec.min_workers} workers; waits for {missing}")
@@ -263,7 +271,8 @@ class Decider:
         contributions = tuple(ledger.tallies.pop(update).contributions)
         samples = sum(c.samples for c in contributions)
         ledger.version = update
-        ledger.opened_at = ledger.now
+        ledger.tallies.setdefault(update + 1, Tally())
+        self._open()
         return ApplyUpdate(
             update=update,
             contributions=contributions,
@@ -271,6 +280,11 @@ class Decider:
             scales=tuple([policy.scale(update - 1 - c.version) for c in contributions]),
             wanted=wanted,
         )
+
+    def _open(self) -> None:
+        """The next update begins to wait now, and any timer is out of date."""
+        self.ledger.opened_at = self.ledger.now
+        self.ledger.timer_runs = self.ledger.overdue = False
 
     def _cancel_useless(self, actions: list[Action]) -> None:
         """Tell those whose work will be dropped whenever it comes, once each."""
@@ -285,7 +299,7 @@ class Decider:
         ledger = self.ledger
         member = ledger.members[worker]
         member.work = work
-        member.turn += 1
+        member.turn = ledger.turns[worker] = member.turn + 1
         member.asked_at = ledger.now
         del ledger.idle[worker]
         return SendParams(worker, member.turn, work.version)
@@ -295,7 +309,7 @@ class Decider:
         ledger.finished = True
         ledger.last = ledger.version
         unused = [c for u in sorted(ledger.tallies) for c in ledger.tallies[u].contributions]
-        ledger.tallies.clear()
+        ledger.tallies = {ledger.version + 1: Tally()}
         self._cancel_useless(actions)
         actions.append(Finish(ledger.version, tuple(unused)))
 
@@ -324,21 +338,21 @@ class Decider:
         yield "tallies lie ahead", all(update > ledger.version for update in ledger.tallies)
         for tally in ledger.tallies.values():
             givers = [c.worker for c in tally.contributions]
-            yield "those done are here", tally.done <= members.keys()
+            yield "those done or excused are here", tally.done | tally.excused <= members.keys()
+            yield "nobody is both done and excused", not tally.done & tally.excused
             yield "those who gave are done", set(givers) & members.keys() <= tally.done
             yield (
                 "nobody counts twice",
                 self.policy.repeats or len(givers) == len(set(givers)),
             )
-        yield (
-            "no update lies undone",
-            ledger.finished or ledger.paused or not self.policy.is_due(ledger),
-        )
+        yield "no update lies undone", ledger.finished or not self._can_update()
+        yield "there is a next update", ledger.version + 1 in ledger.tallies
         yield (
             "the last update is the last",
             ledger.last is None or ledger.version <= ledger.last,
         )
-        yield "a finished run has nothing in the making", not (ledger.finished and ledger.tallies)
+        in_the_making = any(tally.contributions for tally in ledger.tallies.values())
+        yield "a finished run has nothing in the making", not (ledger.finished and in_the_making)
         yield (
             "work that is useless was cancelled",
             all(m.cancelled or self.would_accept(w) for w, m in members.items() if m.work),

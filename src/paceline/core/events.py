@@ -38,10 +38,10 @@ __all__ = [
 class Fate(StrEnum):
     """What became of a gradient. Every gradient has exactly one."""
 
-    ACCEPTED = "accepted"  # it is part of an update
+    ACCEPTED = "accepted"  # kept for an update
     LATE = "late"  # whole, but its update was made without it
     STALE = "stale"  # whole, but older than the rule allows
-    DUPLICATE = "duplicate"  # nobody had asked for it: it was seen before
+    DUPLICATE = "duplicate"  # nobody waits for it: its turn was reported on before
     CANCELLED = "cancelled"  # given up before it was whole
     NON_FINITE = "non-finite"  # it has a NaN or an infinity in it
 
@@ -75,7 +75,7 @@ class WorkerLeft(Event):
 class GradientArrived(Event):
     """A worker has finished the gradient that it was asked for, and waits for parameters.
 
-    Where the shell could see beforehand that it would be dropped, only word of it has come.
+    Of one that was cancelled the shell may bring word only, and leave the numbers where they are.
     """
 
     worker: int
@@ -97,7 +97,7 @@ class WorkAbandoned(Event):
 class TimerFired(Event):
     """The time of a `StartTimer` has come."""
 
-    update: int
+    timer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,10 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """An accepted gradient on its way into an update."""
+    """An accepted gradient on its way into an update.
+
+    The contributions to an update are in the order in which they were accepted.
+    """
 
     worker: int
     version: int
@@ -151,7 +154,7 @@ class ApplyUpdate(Action):
     contributions: tuple[Contribution, ...]
     weights: tuple[float, ...]  # by samples; they sum to 1
     scales: tuple[float, ...]  # what the rule makes of staleness; 1 where it does not care
-    wanted: int  # how many the rule asks for; fewer: too few are alive, or a deadline passed
+    wanted: int  # how many the rule asks for; fewer: too few are alive or sound, or time was up
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -161,10 +164,13 @@ class ApplyUpdate(Action):
 
 @dataclass(frozen=True, slots=True)
 class SendParams(Action):
-    """Let the worker compute a gradient at this version; its report carries the turn."""
+    """Let the worker compute a gradient at this version; its report carries the turn.
+
+    Under `delayed:k` the version may be up to k older than the newest: keep as many.
+    """
 
     worker: int
-    turn: int  # 1 for the first piece of work that this worker gets since it joined, and so on
+    turn: int  # 1 for the first piece of work that this worker ever gets, and so on
     version: int
 
 
@@ -178,9 +184,9 @@ class Cancel(Action):
 
 @dataclass(frozen=True, slots=True)
 class StartTimer(Action):
-    """Send a `TimerFired` for this update at time `at`; one that comes too late is harmless."""
+    """Send a `TimerFired` with this number at time `at`; one that is out of date is harmless."""
 
-    update: int
+    timer: int
     at: float
 
 
@@ -198,7 +204,7 @@ class Resume(Action):
 
 @dataclass(frozen=True, slots=True)
 class Finish(Action):
-    """The last update is made; nobody need compute any more."""
+    """The run is over: nobody need compute any more, nor anybody who joins after this."""
 
     version: int
     unused: tuple[Contribution, ...] = ()  # accepted, but stopped before their update was made

@@ -2,12 +2,10 @@
 """The state of a run: who is here, who works on what, which updates are in the making.
 
 The ledger only keeps the books; it decides nothing. `Decider` writes it, policies read it.
-An update in the making is a `Tally`. Update u is made of gradients that were asked for as work
-on u; only `delayed` has more than one update in the making.
+An update in the making is a `Tally`; only `delayed` has more than one.
 """
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from paceline.core.events import Contribution
@@ -21,7 +19,7 @@ class Work:
     """A gradient that a worker was asked for."""
 
     version: int  # of the parameters that it computes with
-    update: int  # the update that it is meant for
+    update: int  # what it is meant for; where any version counts, the earliest that it can go into
 
 
 @dataclass(slots=True)
@@ -38,10 +36,7 @@ class Member:
     """It was told that `work` is of no use any more."""
 
     turn: int = 0
-    """How many pieces of work it has had; the newest is `work`, or was when it had one."""
-
-    clock: int = 0
-    """Gradients that it has finished. A rule may set another beginning in `Policy.welcome`."""
+    """The number of `work`, or of the last that it had."""
 
 
 @dataclass(slots=True)
@@ -50,21 +45,11 @@ class Tally:
 
     contributions: list[Contribution] = field(default_factory=list)
 
-    refused: set[int] = field(default_factory=set)
-    """Workers whose gradient was not finite; it takes the place that a sound one would have had."""
-
     done: set[int] = field(default_factory=set)
-    """Members that have had their turn for this update, whatever their gradient's fate."""
+    """Members that have given to this update."""
 
-    @property
-    def arrived(self) -> int:
-        """How many places are taken."""
-        return len(self.contributions) + len(self.refused)
-
-    def reopen(self) -> None:
-        """Let all have their turn again, after nothing but refusals."""
-        self.refused.clear()
-        self.done.clear()
+    excused: set[int] = field(default_factory=set)
+    """Members whose gradient for it was not finite: they try again, but nobody waits for them."""
 
 
 @dataclass(slots=True)
@@ -104,26 +89,27 @@ class Ledger:
     last: int | None = None
     """The update with which the run ends; None: not known yet."""
 
+    turns: dict[int, int] = field(default_factory=dict)
+    """How many pieces of work each worker ever had, so that no number is given twice."""
+
     timer: int = 0
-    """The newest update for which a timer was started."""
+    """The number of the newest timer."""
 
-    timer_at: float = inf
-    """When that timer fires; one that fires earlier is void. Infinite: it must be started anew."""
+    timer_runs: bool = False
+    """Whether that timer is for the next update; otherwise it is out of date."""
 
-    overdue: int = 0
-    """The newest update whose timer has fired."""
+    overdue: bool = False
+    """Whether the timer of the next update has fired."""
 
+    def __post_init__(self) -> None:
+        self.tallies.setdefault(self.version + 1, Tally())
+
+    @property
     def next_tally(self) -> Tally:
-        """The update that will be made next."""
-        return self.tally(self.version + 1)
+        """The update that will be made next; there always is one."""
+        return self.tallies[self.version + 1]
 
-    def tally(self, update: int) -> Tally:
-        """The given update in the making; it begins empty."""
-        tally = self.tallies.get(update)
-        if tally is None:
-            tally = self.tallies[update] = Tally()
-        return tally
-
-    def outstanding(self, tally: Tally) -> int:
-        """How many of those here may still give a gradient to this update."""
-        return len(self.members) - len(tally.done)
+    def outstanding(self) -> int:
+        """How many of those here the next update may still wait for."""
+        tally = self.next_tally
+        return len(self.members) - len(tally.done) - len(tally.excused)

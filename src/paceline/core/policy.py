@@ -11,8 +11,9 @@ Rules differ only in their answers:
     deadline    until when does the next update wait?               (for ever)
 
 In brackets: the answers of this class, which are those of full synchronous training. A rule
-overrides what it does otherwise. What it learns it keeps in `ledger.memory`; everything else in the
-ledger is for reading. Who asks, and what is done with the answers, is in `decider`.
+overrides what it does otherwise. What it learns in `welcome` and `observe` it keeps in
+`ledger.memory`, which it makes in `fresh_memory`; everything else in the ledger is for reading. Who
+asks, and what is done with the answers, is in `decider`.
 """
 
 from dataclasses import MISSING, dataclass, fields
@@ -39,11 +40,6 @@ class Policy:
     """Whether a worker may count more than once in an update."""
 
     @property
-    def lead(self) -> int:
-        """How many updates a worker may be ahead of the newest version."""
-        return 0
-
-    @property
     def keeps_all(self) -> bool:
         """Whether no gradient is ever too old for it, so that there is never one to cancel."""
         return False
@@ -57,7 +53,7 @@ class Policy:
         return None
 
     def welcome(self, ledger: Ledger, worker: int) -> None:
-        """A worker has joined; set its beginning where the rule needs one."""
+        """A worker has joined; remember of it what the rule needs."""
 
     def observe(self, ledger: Ledger, worker: int, took_s: float, whole: bool) -> None:
         """A worker has reported `took_s` after it was asked; learn from it. Not whole: given up."""
@@ -67,10 +63,9 @@ class Policy:
         return ledger.spec.workers
 
     def is_due(self, ledger: Ledger) -> bool:
-        """Whether the next update waits for nothing more."""
-        tally = ledger.next_tally()
-        arrived = tally.arrived
-        return arrived >= self.needed(ledger) or (arrived > 0 and ledger.outstanding(tally) == 0)
+        """Whether the next update can be made now; `ledger.overdue` says that its time is up."""
+        count = len(ledger.next_tally.contributions)
+        return count >= self.needed(ledger) or (count > 0 and ledger.outstanding() == 0)
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
         """What an idle worker is to compute; None: it waits.
@@ -78,12 +73,9 @@ class Policy:
         A worker that waits is asked again after every event but one: another worker's gradient was
         accepted and made no update yet.
         """
-        update = ledger.version + 1
-        while worker in ledger.tally(update).done:
-            update += 1
-            if update > ledger.version + 1 + self.lead:
-                return None
-        return Work(version=max(0, update - 1 - self.lead), update=update)
+        if worker in ledger.next_tally.done:
+            return None
+        return Work(version=ledger.version, update=ledger.version + 1)
 
     def judge(self, ledger: Ledger, work: Work) -> Fate:
         """The fate of a sound gradient, were it to arrive now. Once refused, refused for ever."""
@@ -95,7 +87,7 @@ class Policy:
         return 1.0
 
     def deadline(self, ledger: Ledger) -> float | None:
-        """When the next update should be looked at again; asked until it gives a time."""
+        """When the time of the next update is up; asked again and again until it gives one."""
         del ledger
         return None
 
@@ -103,5 +95,5 @@ class Policy:
         """The string that makes this policy."""
         given = [(f, getattr(self, f.name)) for f in fields(self)]
         parts = [f"{value}" for f, value in given if f.default is MISSING]
-        parts += [f"{f.name}={value}" for f, value in given if value != f.default is not MISSING]
+        parts += [f"{f.name}={v}" for f, v in given if f.default is not MISSING and v != f.default]
         return f"{self.name}:{','.join(parts)}" if parts else self.name

@@ -20,6 +20,8 @@ def parse_times(text: str, *, with_travel: bool) -> TimeModel:
     """
     kind, _, path = text.partition(":")
     if kind.strip() == "trace":
+        if not path.strip():
+            raise SpecError("a latency from a trace must name its file, as in trace:run.jsonl")
         recording = recorded_times(read_trace(path.strip()), seed=0, with_travel=with_travel)
         return Recorded(recording.times)
     return parse_latency(text)

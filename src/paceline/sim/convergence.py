@@ -51,8 +51,8 @@ def every_gradient_counts(workers: int, updates: float) -> Convergence:
     """Half the contributions, twice the updates."""
     return Convergence(
         lambda n: updates * workers / n,
-        "every gradient counts the same (updates needed ∝ 1/N), the worst case for dropping work; "
-        "give a noise scale or a table of measured updates to do better",
+        "every gradient counts the same (half the contributions, twice the updates), the worst "
+        "case for dropping work; give a noise scale or a table of measured updates to do better",
     )
 
 
@@ -68,8 +68,8 @@ def noise_scale(samples: float, batch: int, workers: int, updates: float) -> Con
 
     return Convergence(
         needed,
-        f"updates needed ∝ 1 + {samples:g}/(N·{batch}): a gradient noise scale of {samples:g} "
-        "samples, taken as constant over the run",
+        f"updates needed go with 1 + {samples:.4g}/(N x {batch}): a gradient noise scale of "
+        f"{samples:.4g} samples, taken as constant over the run",
     )
 
 
@@ -92,7 +92,7 @@ def measured(table: dict[int, float]) -> Convergence:
     return Convergence(
         needed,
         f"updates needed as measured at N = {', '.join(f'{n:g}' for n in ns)}, interpolated "
-        "between, ∝ 1/N below and constant above",
+        "between, going with 1/N below and constant above",
     )
 
 
@@ -102,7 +102,8 @@ def read_table(path: str | os.PathLike[str]) -> dict[int, float]:
     try:
         rows = list(csv.reader(Path(path).read_text().splitlines()))
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {name}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpecError(f"cannot read {name}: {reason}") from None
     table: dict[int, float] = {}
     for number, row in enumerate(rows, start=1):
         try:

@@ -35,8 +35,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 REPLICATES = 20
-ROUNDS = 200  # versions in a replicate, at least
-GRADIENTS = 8_000  # in a replicate, at least: few workers need more versions to be as precise
+ROUNDS = (200, 1000)  # versions in a replicate: at least, at most
+GRADIENTS = 8_000  # in a replicate, if that many versions are not too few or too many
 WARM_UP = 20  # versions until lateness has settled; not counted
 DENSE = 128  # up to so many N are simulated, the rest is interpolated
 DENSE_SLOW = 12  # likewise where the full simulator must run
@@ -103,12 +103,13 @@ class Plan:
             )
         low, high = self.flat
         around = f"any b from {low} to {high} is" if low < high else "no other b is"
+        least, most = round(self.best_backups.low), round(self.best_backups.high)
+        certainty = f"is {least}" if least == most else f"lies between {least} and {most}"
         return (
             f"Use backup:{best.backups}: wait for {best.needed} of {workers} workers. The target "
-            f"is reached {self.gain:.2f} times as soon as with sync (95 %: "
-            f"{self.gain_interval.low:.2f} to {self.gain_interval.high:.2f}); {around} within "
-            f"{FLAT:.0%} of that, and the best b lies between {self.best_backups.low:.0f} and "
-            f"{self.best_backups.high:.0f}."
+            f"is reached {self.gain:.2f} times as soon as with sync "
+            f"({self.gain_interval.low:.2f} to {self.gain_interval.high:.2f}); {around} within "
+            f"{100 * FLAT:.0f} % of that. At 95 % certainty the best b {certainty}."
         )
 
 
@@ -189,10 +190,16 @@ def _steps_from_times(
 
 def _rounds(cluster: Cluster, spec: RunSpec) -> int:
     """Enough to be precise; of a recording, as many as it has, to be as uncertain as it is."""
-    enough = max(ROUNDS, GRADIENTS // spec.workers)
+    enough = _enough_rounds(spec)
     if isinstance(cluster.times, Recorded):
         return max(2, min(enough, *(len(own) for own in cluster.times.times.values())))
     return enough
+
+
+def _enough_rounds(spec: RunSpec) -> int:
+    """Few workers need more versions to be as precise."""
+    least, most = ROUNDS
+    return min(most, max(least, GRADIENTS // spec.workers))
 
 
 def _steps_from_simulations(
@@ -268,7 +275,7 @@ def _flat(means: Floats, best: int) -> tuple[int, int]:
 
 def _cheapest(cluster: Cluster, spec: RunSpec, convergence: Convergence, sync: Option) -> Option:
     """The fewest machine-hours when the slowest machines may be given back, no slower than sync."""
-    rounds = max(ROUNDS, GRADIENTS // spec.workers) + WARM_UP
+    rounds = _enough_rounds(spec) + WARM_UP
     times = draw_times(cluster.times, spec.workers, rounds, spec.seed)
     fastest_first = times[np.argsort(times.mean(axis=1), kind="stable")]
     cheapest = sync

@@ -131,7 +131,7 @@ class Shell:
             case ApplyUpdate():
                 self._on_update(action.update)
             case StartTimer():
-                self._engine.at(action.at, self._on_timer, action.update, priority=LAST)
+                self._engine.at(action.at, self._on_timer, action.timer, priority=LAST)
             case Finish():
                 unused = tuple(c.worker for c in action.unused)
                 self._end = Ended(self._engine.now, action.version, unused)
@@ -245,10 +245,10 @@ class Shell:
         worker.here = True
         self._tell(WorkerJoined(self._engine.now, worker.id))
 
-    def _on_timer(self, update: int) -> None:
+    def _on_timer(self, timer: int) -> None:
         ledger = self._decider.ledger
-        if update > ledger.version and not ledger.finished:
-            self._tell(TimerFired(self._engine.now, update))
+        if timer == ledger.timer and ledger.timer_runs and self._end is None:
+            self._tell(TimerFired(self._engine.now, timer))
 
     def _on_until(self) -> None:
         if self._end is None:
@@ -272,6 +272,7 @@ class Shell:
 
     def _kill(self, worker: Worker, lasting: float | None) -> None:
         self._abort_transfer(worker)
+        lost = Measured(worker.asked_at) if worker.turn else None
         self._working -= worker.turn > 0
         worker.end()
         worker.here = False
@@ -279,7 +280,7 @@ class Shell:
         if lasting is not None:
             self._returning += 1
             self._engine.at(self._engine.now + lasting, self._on_return, worker)
-        self._tell(WorkerLeft(self._engine.now, worker.id, "killed"))
+        self._tell(WorkerLeft(self._engine.now, worker.id, "killed"), lost)
 
     def _on_return(self, worker: Worker) -> None:
         self._returning -= 1

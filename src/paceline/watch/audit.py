@@ -15,6 +15,7 @@ from paceline.errors import PacelineError, SpecError, TraceError
 from paceline.watch.trace import (
     Ended,
     Gradient,
+    Left,
     Measured,
     Record,
     Trace,
@@ -55,9 +56,9 @@ def audit(trace: Trace, name: str = "trace") -> None:
             end = next((_end(event.time, a) for a in actions if isinstance(a, Finish)), end)
         expected = told.pop(0) if told else None
         if _decided(record) != expected:
-            raise TraceError(f"{name}:{line}: has {record}, but its policy gives {expected}")
+            raise TraceError(f"{name}:{line}: {_difference(record, expected)}")
     if told:
-        raise TraceError(f"{name}: ends where its policy gives {told[0]}")
+        raise TraceError(f"{name}: breaks off where its policy gives a record {_kind(told[0])!r}")
 
 
 def _end(time: float, action: Finish) -> Ended:
@@ -71,11 +72,28 @@ def _check_end(record: Ended, expected: Ended | None, decider: Decider, place: s
     else:
         sound = record == expected
     if not sound:
-        raise TraceError(f"{place}: has {record}, but its policy gives {expected or 'no end yet'}")
+        raise TraceError(f"{place}: {_difference(record, expected)}")
+
+
+def _kind(record: Record) -> str:
+    return type(record).__name__.lower()
+
+
+def _difference(record: Record, expected: Record | None) -> str:
+    """What the trace says, and what its policy says in its place."""
+    if expected is None:
+        return f"has a record {_kind(record)!r} where its policy gives none"
+    if type(record) is not type(expected):
+        return f"has a record {_kind(record)!r} where its policy gives {_kind(expected)!r}"
+    was, now = msgspec.structs.asdict(record), msgspec.structs.asdict(expected)
+    wrong = next(field for field in was if was[field] != now[field])
+    return f"has {wrong} {was[wrong]}, but its policy gives {now[wrong]}"
 
 
 def _measured(record: Record) -> Measured | None:
     """What only the shell knew, taken from the trace itself."""
+    if isinstance(record, Left) and record.working_since is not None:
+        return Measured(record.working_since)
     if isinstance(record, Gradient):
         return Measured(record.asked_at, record.compute_s, record.pulled_bytes, record.pushed_bytes)
     return None

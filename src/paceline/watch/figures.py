@@ -23,7 +23,7 @@ LATE_LABELS = {"cancel": "late work cancelled", "finish": "finished, then droppe
 
 def check_ending(path: Path | None) -> None:
     """Raise unless a figure can be written in the format that the ending says."""
-    if path is not None and path.suffix not in ENDINGS:
+    if path is not None and path.suffix.lower() not in ENDINGS:
         raise SpecError(f"a figure must end in .png, .svg or .pdf, got {path.name!r}")
 
 
@@ -82,18 +82,19 @@ def draw_comparison(traces: list[Trace], path: Path) -> None:
         steps = np.diff([0.0, *(u.t for u in trace.updates())])
         _draw_survival(left, np.array(answers), summary.policy, colour)
         _draw_survival(middle, steps, summary.policy, colour)
-    left.set(xlabel="from asking to arrival (s)", ylabel="share that takes longer")
+    left.set(xlabel="from asking to arrival (s), finished work", ylabel="share that takes longer")
     middle.set(xlabel="time of an update (s)", ylabel="share that takes longer")
     middle.legend(frameon=False, fontsize="small")
-    names = [s.policy for s in summaries]
+    rows = np.arange(len(summaries))
     busy = np.array([1 - s.idle_share for s in summaries])
     wasted = np.array([s.wasted_share for s in summaries])
-    right.barh(names, busy * (1 - wasted), color=COLOURS[2], label="useful")
-    right.barh(names, busy * wasted, left=busy * (1 - wasted), color=COLOURS[3], label="dropped")
-    right.barh(names, 1 - busy, left=busy, color="0.85", label="waiting")
+    right.barh(rows, busy * (1 - wasted), color=COLOURS[2], label="useful")
+    right.barh(rows, busy * wasted, left=busy * (1 - wasted), color=COLOURS[3], label="dropped")
+    right.barh(rows, 1 - busy, left=busy, color="0.85", label="waiting")
     for i, summary in enumerate(summaries):
         note = f"{summary.updates_per_s:.3g} updates/s, staleness {summary.staleness_mean:.1f}"
         right.text(0.02, i, note, va="center", fontsize="small")
+    right.set_yticks(rows, [s.policy for s in summaries])
     right.set(xlabel="share of the workers' time", xlim=(0, 1))
     right.invert_yaxis()
     right.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))

@@ -2,13 +2,14 @@
 """The numbers in a trace: how fast, how stale, how much was wasted, and who was slow."""
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from paceline.core.events import Fate
 from paceline.errors import TraceError
-from paceline.watch.trace import Ended, Gradient, Joined, Left, Paused, Trace
+from paceline.watch.trace import Ended, Gradient, Joined, Left, Paused, Resumed, Trace
 
 __all__ = ["Spread", "Summary", "WorkerSummary", "summarize"]
 
@@ -51,12 +52,14 @@ class Summary(msgspec.Struct, frozen=True):
     policy: str
     workers: int
     updates: int
-    seconds: float  # to the last update
+    updates_per_s: float
+    seconds: float  # from the beginning of the run to its last update
     step_s: Spread  # between updates
     contributions: float  # to an update, on average
     staleness_mean: float  # of the gradients that were accepted
     staleness: dict[int, int]  # how many of them were that stale
     fates: dict[Fate, int]
+    acceptance: float  # the share of gradients that were accepted, of those before the end
     idle_share: float
     wasted_share: float
     sent_bytes_per_update: float  # both ways
@@ -65,11 +68,6 @@ class Summary(msgspec.Struct, frozen=True):
     pauses: int
     ended: str
 
-    @property
-    def updates_per_s(self) -> float:
-        """Updates a second."""
-        return self.updates / self.seconds if self.seconds else float("inf")
-
 
 def summarize(trace: Trace) -> Summary:
     """The numbers of a run that made at least one update; raises `TraceError` otherwise."""
@@ -77,7 +75,9 @@ def summarize(trace: Trace) -> Summary:
     gradients = list(trace.gradients())
     if not updates:
         raise TraceError("the run made no update, so there is nothing to sum up")
-    times = [0.0, *(u.t for u in updates)]
+    begun = next((r.t for r in trace.records if isinstance(r, Resumed)), 0.0)
+    times = [begun, *(u.t for u in updates)]
+    seconds = times[-1] - begun
     accepted = [g for g in gradients if g.fate is Fate.ACCEPTED]
     vain = [g for g in gradients if _is_vain(g, times[-1])]
     by_worker = _by_worker(trace, gradients)
@@ -87,12 +87,14 @@ def summarize(trace: Trace) -> Summary:
         policy=trace.header.policy,
         workers=trace.header.workers,
         updates=len(updates),
-        seconds=times[-1],
+        updates_per_s=len(updates) / seconds if seconds else float("inf"),
+        seconds=seconds,
         step_s=Spread.of(np.diff(times).tolist()),
         contributions=float(np.mean([len(u.contributors) for u in updates])),
         staleness_mean=float(np.mean([g.staleness for g in accepted])),
         staleness=dict(sorted(Counter(g.staleness for g in accepted).items())),
         fates=dict(Counter(g.fate for g in gradients)),
+        acceptance=len(accepted) / (len(accepted) + len(vain)),
         idle_share=float(np.mean([w.idle_share for w in by_worker])),
         wasted_share=sum(g.compute_s for g in vain) / computed_s if computed_s else 0.0,
         sent_bytes_per_update=_bytes(gradients) / len(updates),
@@ -107,13 +109,21 @@ def _bytes(gradients: list[Gradient]) -> float:
     return sum(g.pulled_bytes + g.pushed_bytes for g in gradients)
 
 
+@dataclass(slots=True)
+class _Presence:
+    """How long a worker was here, and how much of that died with it."""
+
+    here_s: float = 0.0
+    lost_s: float = 0.0
+
+
 def _by_worker(trace: Trace, gradients: list[Gradient]) -> list[WorkerSummary]:
-    here_s = _presence(trace)
     own: dict[int, list[Gradient]] = defaultdict(list)
     for gradient in gradients:
         own[gradient.worker].append(gradient)
     end = max(update.t for update in trace.updates())
-    return [_worker(worker, here_s[worker], own[worker], end) for worker in sorted(here_s)]
+    presence = _presence(trace)
+    return [_worker(worker, presence[worker], own[worker], end) for worker in sorted(presence)]
 
 
 def _is_vain(gradient: Gradient, end: float) -> bool:
@@ -121,30 +131,33 @@ def _is_vain(gradient: Gradient, end: float) -> bool:
     return gradient.fate is not Fate.ACCEPTED and gradient.t < end
 
 
-def _worker(worker: int, here_s: float, gradients: list[Gradient], end: float) -> WorkerSummary:
-    busy_s = sum(g.t - g.asked_at for g in gradients)
-    computed_s = sum(g.compute_s for g in gradients)
-    wasted_s = sum(g.compute_s for g in gradients if _is_vain(g, end))
+def _worker(
+    worker: int, presence: _Presence, gradients: list[Gradient], end: float
+) -> WorkerSummary:
+    busy_s = sum(g.t - g.asked_at for g in gradients) + presence.lost_s
+    computed_s = sum(g.compute_s for g in gradients) + presence.lost_s
+    wasted_s = sum(g.compute_s for g in gradients if _is_vain(g, end)) + presence.lost_s
     whole = [g.compute_s for g in gradients if g.fate is not Fate.CANCELLED]
     return WorkerSummary(
         worker=worker,
         fates=dict(Counter(g.fate for g in gradients)),
         compute_s=Spread.of(whole) if whole else None,
-        idle_share=max(0.0, 1 - busy_s / here_s) if here_s else 0.0,
+        idle_share=max(0.0, 1 - busy_s / presence.here_s) if presence.here_s else 0.0,
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
     )
 
 
-def _presence(trace: Trace) -> dict[int, float]:
-    """How long each worker was here."""
-    here_s: dict[int, float] = defaultdict(float)
+def _presence(trace: Trace) -> dict[int, _Presence]:
+    presence: dict[int, _Presence] = defaultdict(_Presence)
     since: dict[int, float] = {}
     for record in trace.records:
         if isinstance(record, Joined):
             since[record.worker] = record.t
         elif isinstance(record, Left) and record.worker in since:
-            here_s[record.worker] += record.t - since.pop(record.worker)
+            own = presence[record.worker]
+            own.here_s += record.t - since.pop(record.worker)
+            own.lost_s += 0.0 if record.working_since is None else record.t - record.working_since
     end = max(record.t for record in trace.records)
     for worker, joined_at in since.items():
-        here_s[worker] += end - joined_at
-    return dict(here_s)
+        presence[worker].here_s += end - joined_at
+    return dict(presence)

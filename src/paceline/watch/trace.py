@@ -112,6 +112,7 @@ class Left(_Line, tag="left", frozen=True):
     t: float
     worker: Whole
     reason: str = ""
+    working_since: float | None = None  # when it was asked for the work that is lost with it
 
 
 class Gradient(_Line, tag="gradient", frozen=True):
@@ -145,7 +146,7 @@ class Timer(_Line, tag="timer", frozen=True):
     """A timer fired."""
 
     t: float
-    update: Whole
+    timer: Whole
 
 
 class Stopped(_Line, tag="stopped", frozen=True):
@@ -194,10 +195,10 @@ _HEADER = msgspec.json.Decoder(Header)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What only the shell knows of a gradient."""
+    """What only the shell knows of a piece of work."""
 
     asked_at: float
-    compute_s: float
+    compute_s: float = 0.0
     pulled_bytes: float = 0.0
     pushed_bytes: float = 0.0
 
@@ -235,8 +236,8 @@ def event_of(record: Record) -> Event | None:
             event = WorkerJoined(t, worker)
         case Left(t, worker, reason):
             event = WorkerLeft(t, worker, reason)
-        case Timer(t, update):
-            event = TimerFired(t, update)
+        case Timer(t, timer):
+            event = TimerFired(t, timer)
         case Stopped(t):
             event = StopRequested(t)
         case _:
@@ -274,9 +275,10 @@ def _record(event: Event, actions: list[Action], version: int, measured: Measure
         case WorkerJoined():
             return Joined(event.time, event.worker)
         case WorkerLeft():
-            return Left(event.time, event.worker, event.reason)
+            since = None if measured is None else measured.asked_at
+            return Left(event.time, event.worker, event.reason, since)
         case TimerFired():
-            return Timer(event.time, event.update)
+            return Timer(event.time, event.timer)
         case _:
             return Stopped(event.time)
 
@@ -348,6 +350,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", line: bytes, place: str) -> T:
+    if not line.strip():
+        raise TraceError(f"{place}: the line is empty")
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -18,7 +18,7 @@ from paceline.core.policies.ssp import Ssp
 from paceline.core.policies.sync import Sync
 from paceline.core.policy import Policy
 from paceline.errors import SpecError
-from paceline.spec import parse_number, parse_seconds, split_call
+from paceline.spec import Seconds, parse_number, parse_seconds, split_call
 
 __all__ = [
     "POLICIES",
@@ -84,6 +84,6 @@ def _read(setting: "Field[Any]", text: str) -> Any:
             raise SpecError(f"{setting.name} must be a whole number, got {text!r}") from None
     if setting.type is float:
         return parse_number(text, setting.name)
-    if float in kinds:
+    if Seconds in kinds:
         return parse_seconds(text, setting.name)
     return text

@@ -42,7 +42,7 @@ class BatchSync(Policy):
 
     def is_due(self, ledger: Ledger) -> bool:
         """As soon as k are in: as long as one worker is here, k will be."""
-        return len(ledger.next_tally().contributions) >= self.k
+        return len(ledger.next_tally.contributions) >= self.k
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
         """Another mini-batch of the newest version, at once."""

@@ -5,20 +5,21 @@ An update takes whoever is there, and at least n_min, when the q-quantile of rec
 passed since its version was opened, and a tenth of it more for those who are just as fast. Answers
 that were cut short by a cancellation are known only to be longer than what was seen; they count as
 longer than all others. Where the quantile falls among them, and where too little was seen yet, the
-rule waits twice the longest time that it knows of, so that it can learn a longer one and is still
-never blocked. `after` replaces all that by seconds.
+rule waits twice the longest answer that it has seen whole, so a worker that never answers cannot
+stretch it. `after` replaces all that by seconds.
 
 Literature: time-outs instead of backups, named as future work in Chen et al. 2016.
 """
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil, inf
 
 from paceline.core.ledger import Ledger
 from paceline.core.policy import Policy
 from paceline.errors import SpecError
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, Seconds
 
 __all__ = ["Deadline"]
 
@@ -41,7 +42,7 @@ class Deadline(Policy):
 
     q: float = 0.9
     n_min: int = 1
-    after: float | None = None
+    after: Seconds | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.q <= 1:
@@ -61,34 +62,33 @@ class Deadline(Policy):
         return deque(maxlen=REMEMBERED_TURNS * spec.workers)
 
     def observe(self, ledger: Ledger, worker: int, took_s: float, whole: bool) -> None:
-        """Remember how long the answer took."""
+        """Remember how long the answer took; the last whole one is never pushed out."""
         del worker
-        ledger.memory.append((took_s, whole))
+        answers: Answers = ledger.memory
+        is_full = len(answers) == answers.maxlen
+        if is_full and not any(is_whole for _, is_whole in islice(answers, 1, None)):
+            del answers[1]
+        answers.append((took_s, whole))
 
     def is_due(self, ledger: Ledger) -> bool:
         """All are in, or the time has passed and n_min are."""
-        arrived = ledger.next_tally().arrived
-        passed = ledger.overdue > ledger.version and arrived >= self.n_min
-        return passed or super().is_due(ledger)
+        enough = len(ledger.next_tally.contributions) >= self.n_min
+        return (ledger.overdue and enough) or super().is_due(ledger)
 
     def deadline(self, ledger: Ledger) -> float | None:
         """The opening of the version plus what was learnt."""
         if self.after is not None:
             return ledger.opened_at + self.after
-        if len(ledger.memory) >= ledger.spec.workers:
-            return ledger.opened_at + SLACK * self._learnt(ledger.memory)
-        if ledger.next_tally().arrived >= self.n_min:
-            return ledger.opened_at + _twice_the_longest(ledger.memory)
+        learnt = len(ledger.memory) >= ledger.spec.workers
+        if learnt or len(ledger.next_tally.contributions) >= self.n_min:
+            wait_s = self._wait(ledger.memory, learnt)
+            return None if wait_s is None else ledger.opened_at + wait_s
         return None
 
-    def _learnt(self, answers: Answers) -> float:
-        """The q-quantile of the answer times, or twice the longest if it is not known."""
+    def _wait(self, answers: Answers, learnt: bool) -> float | None:
+        """The q-quantile of the answer times, or twice the longest whole one if it is not known."""
         whole = sorted(took_s for took_s, is_whole in answers if is_whole)
         rank = ceil(self.q * len(answers))
-        if rank <= len(whole):
-            return whole[rank - 1]
-        return _twice_the_longest(answers)
-
-
-def _twice_the_longest(answers: Answers) -> float:
-    return 2 * max(took_s for took_s, _ in answers)
+        if learnt and rank <= len(whole):
+            return SLACK * whole[rank - 1]
+        return 2 * whole[-1] if whole else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every update takes all W gradients of its turn, but workers go on meanwhile, k updates ahead.
+"""Every update takes all W gradients meant for it, but workers go on meanwhile, k updates ahead.
 
 The gradients of update u are all computed at version u - 1 - k, so the staleness is exactly k (less
 in the first k updates) and every worker follows the same sequence of parameters. Communication and
@@ -10,6 +10,7 @@ Literature: AGD-k, Daily et al. 2016.
 
 from dataclasses import dataclass
 
+from paceline.core.ledger import Ledger, Work
 from paceline.core.policy import Policy
 from paceline.errors import SpecError
 
@@ -18,7 +19,7 @@ __all__ = ["Delayed"]
 
 @dataclass(frozen=True)
 class Delayed(Policy):
-    """All W of a turn, applied k turns late.
+    """All W that are meant for an update, computed k updates before it.
 
     >>> str(Delayed(2))
     'delayed:2'
@@ -33,7 +34,10 @@ class Delayed(Policy):
         if self.k < 0:
             raise SpecError(f"k must be >= 0, got {self.k}; use 0 for sync")
 
-    @property
-    def lead(self) -> int:
-        """The k updates."""
-        return self.k
+    def assign(self, ledger: Ledger, worker: int) -> Work | None:
+        """The first of the next k + 1 updates that it has not given to."""
+        for update in range(ledger.version + 1, ledger.version + self.k + 2):
+            tally = ledger.tallies.get(update)
+            if tally is None or worker not in tally.done:
+                return Work(version=max(0, update - 1 - self.k), update=update)
+        return None

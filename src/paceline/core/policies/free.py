@@ -44,7 +44,7 @@ class Free(Policy):
 
     def is_due(self, ledger: Ledger) -> bool:
         """As soon as enough are in, whoever gave them."""
-        return len(ledger.next_tally().contributions) >= self.needed(ledger)
+        return len(ledger.next_tally.contributions) >= self.needed(ledger)
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
         """The newest version, at once."""

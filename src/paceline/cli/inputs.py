@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What `simulate` and `plan` have in common: the cluster and the spec from their options."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import SpecError
+from paceline.latency import Recorded
+from paceline.sim.cluster import Cluster
+from paceline.sim.recording import Recording, Replayed, recorded_times
+from paceline.spec import RunSpec
+from paceline.watch.trace import Trace, read_trace
+
+__all__ = ["Inputs", "read_inputs"]
+
+DEFAULT_WORKERS = 8
+DEFAULT_LATENCY = "50ms + 5% exp:500ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is simulated."""
+
+    cluster: Cluster
+    spec: RunSpec
+    trace: Trace | None  # that the computation times come from
+    recording: Recording | None  # these times; None iff there is no trace
+
+
+def read_inputs(options: dict[str, Any], trace: Path | None, *, in_order: bool) -> Inputs:
+    """The inputs of a verb, whose computation times come from a trace if one is given.
+
+    `in_order`: the very times of the trace, one after the other; otherwise drawn from them.
+    """
+    workers, latency = options["workers"], options["latency"]
+    if trace is not None and latency is not None:
+        raise SpecError("give --latency or a trace, not both")
+    cluster = Cluster.parse(
+        DEFAULT_LATENCY if latency is None else latency,
+        options["network"],
+        options["faults"],
+        options["batch"],
+    )
+    source = recording = None
+    if trace is not None:
+        source = read_trace(trace)
+        recording = recorded_times(source, options["seed"], with_travel=not options["network"])
+        times = Replayed(recording) if in_order else Recorded(recording.times)
+        cluster = replace(cluster, times=times)
+        workers = len(recording.times) if workers is None else workers
+    spec = RunSpec(
+        workers=DEFAULT_WORKERS if workers is None else workers,
+        steps=options.get("steps"),
+        min_workers=options.get("min_workers", 1),
+        late=options["late"],
+        seed=options["seed"],
+    )
+    return Inputs(cluster, spec, source, recording)
