@@ -348,7 +348,7 @@ def test_a_replay_names_what_is_left_to_chance(recorded: Trace, call: Call) -> N
     total = sum(1 for _ in recorded.gradients())
     answer = call("simulate", "-p", "sync", "--steps", "20", "--replay", "run.jsonl")
     assert answer.code == 0
-    assert f"{cut} of {total} computation times" in answer.words
+    assert f"of {total} computation times {cut} were cut short" in answer.words
     assert "cut short by cancellation" in answer.words
 
 

@@ -56,7 +56,7 @@ def test_a_table_is_met_at_its_points_and_straight_in_logarithms_between():
     np.testing.assert_allclose(updates, [800, 400, 200, 100, 100])
 
 
-@pytest.mark.parametrize("table", [{}, {0: 5.0}, {3: 0.0}, {3: float("nan")}])
+@pytest.mark.parametrize("table", [{}, {0: 5.0}, {3: 0.0}, {3: float("nan")}, {3: float("inf")}])
 def test_a_table_that_makes_no_sense_is_refused(table):
     with pytest.raises(SpecError):
         measured(table)
@@ -69,12 +69,22 @@ def test_a_table_file_may_have_a_heading_and_empty_lines(tmp_path):
     assert read_table(path) == {2: 400.0, 8: 100.0}
 
 
-@pytest.mark.parametrize("text", ["2,400\nx,3\n", "2,400\n3\n", "2,400\n1,2,3\n"])
+@pytest.mark.parametrize(
+    "text", ["2,400\nx,3\n", "2,400\n3\n", "2,400\n1,2,3\n", "N,updates\n8;1\n"]
+)
 def test_a_bad_line_of_a_table_is_named(tmp_path, text):
     path = tmp_path / "updates.csv"
     path.write_text(text)
 
     with pytest.raises(SpecError, match=r"updates.csv:2 must be N,updates"):
+        read_table(path)
+
+
+def test_a_first_line_of_numbers_is_no_heading(tmp_path):
+    path = tmp_path / "updates.csv"
+    path.write_text("8;1000\n")
+
+    with pytest.raises(SpecError, match=r"updates.csv:1 must be N,updates"):
         read_table(path)
 
 

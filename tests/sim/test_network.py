@@ -90,6 +90,7 @@ def test_the_string_form_reads_back():
         ("model=1MB,bandwidth=0", "bandwidth must be > 0"),
         ("model=1MB,bandwidth=1GB,delay=-1s", "delay must be >= 0"),
         ("model=1MB,bandwidth=1GB,servers=0", "servers must be >= 1"),
+        ("model=1MB,bandwidth=1GB,servers=1.9", "servers must be a whole number"),
         ("model=big,bandwidth=1GB", "model must be a size"),
     ],
 )

@@ -101,6 +101,7 @@ def test_a_slow_majority_cannot_be_helped_by_backups():
 def test_the_cheapest_gives_back_machines_and_is_no_slower_than_sync():
     result = planned("45ms + exp:5ms; worker 7 x2.2")
 
+    assert result.cheapest is not None
     assert result.cheapest.machines <= 7
     assert result.cheapest.seconds <= result.sync.seconds
     assert result.cheapest.machine_hours < result.sync.machine_hours
@@ -157,6 +158,45 @@ def test_with_a_network_the_full_simulator_plans():
     assert "simulated in full" in result.assumptions[1]
     assert done == sorted(done)
     assert done[-1] == 1.0
+
+
+def test_updates_that_had_to_do_with_fewer_count_for_less():
+    """With half of the workers dead, sync makes updates of half the size: twice the time."""
+    kills = "kill 0 at 0s; kill 1 at 0s; kill 2 at 0s; kill 3 at 0s"
+    dead = Cluster.parse("exp:1ms,shift=50ms", faults=kills)
+    alive = Cluster.parse("exp:1ms,shift=50ms", "model=1,bandwidth=1GB")
+    spec = RunSpec(workers=8)
+
+    half = plan(dead, spec, every_gradient_counts(8, 1000))
+    whole = plan(alive, spec, every_gradient_counts(8, 1000))
+
+    assert half.sync.seconds == pytest.approx(2 * whole.sync.seconds, rel=0.03)
+    assert half.cheapest is None
+
+
+def test_seeds_agree_within_their_intervals_where_slowness_lasts():
+    """The replicates are independent runs; stretches of one run would be far too sure."""
+    cluster = Cluster.parse("50ms + exp:5ms; phases x3 for 6s every 60s")
+
+    first, second = (
+        plan(cluster, RunSpec(workers=6, seed=s), every_gradient_counts(6, 1000)) for s in (1, 2)
+    )
+
+    assert first.gain_interval.low < second.gain_interval.high
+    assert second.gain_interval.low < first.gain_interval.high
+
+
+def test_a_worker_that_was_seen_but_once_does_not_spoil_a_plan():
+    model = Cluster.parse("exp:20ms,shift=50ms", faults="kill 7 at 150ms")
+    trace = simulate("sync", model, RunSpec(workers=WORKERS, steps=600, seed=4))
+    times = Recorded(recorded_times(trace, seed=0, with_travel=True).times)
+
+    one, other = (
+        plan(Cluster(times), RunSpec(workers=WORKERS, seed=s), every_gradient_counts(WORKERS, 1000))
+        for s in (1, 2)
+    )
+
+    assert one.sync.seconds == pytest.approx(other.sync.seconds, rel=0.03)
 
 
 def test_many_workers_are_planned_on_a_choice_of_n():

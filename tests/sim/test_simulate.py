@@ -232,6 +232,24 @@ def test_a_run_that_lost_everybody_says_so_instead_of_hanging():
     assert trace.records[-1].version < 10
 
 
+def test_a_run_that_faults_alone_keep_busy_is_given_up():
+    """Worker 0 never returns, so three are never here; the others die and return for ever."""
+    faults = "kill 0 at 1s; kill any every 10s for 1s"
+
+    trace = whole("sync", Cluster.parse("1s", faults=faults), workers=3, steps=10, min_workers=3)
+
+    assert trace.records[-1].reason.startswith("stalled: ")
+
+
+def test_a_freeze_between_a_cancel_and_its_report_does_not_revive_the_work():
+    network = "model=1MB,bandwidth=100MB,delay=5ms"
+    cluster = Cluster.parse("pareto:5ms,1.1", network, "freeze any every 50ms for 1ms")
+
+    trace = whole("backup:2", cluster, workers=4, steps=500)
+
+    assert trace.records[-1].version == 500
+
+
 def test_until_ends_the_run_after_the_update_in_the_making():
     cluster = Cluster.parse("1s; worker 1 x1.5")
     spec = RunSpec(workers=2)
@@ -249,13 +267,12 @@ def test_until_after_the_end_changes_nothing():
 
 
 def test_progress_is_told_update_by_update_by_both_ways():
-    fast, slow = [], []
     spec = RunSpec(workers=2, steps=5)
 
-    simulate("sync", Cluster.parse("exp:1s"), spec, on_update=fast.append)
-    simulate("sync", Cluster.parse("1s"), spec, on_update=slow.append)
-
-    assert fast == slow == [1, 2, 3, 4, 5]
+    for policy, latency in [("sync", "exp:1s"), ("async", "exp:1s"), ("sync", "1s")]:
+        told = []
+        simulate(policy, Cluster.parse(latency), spec, on_update=told.append)
+        assert told == [1, 2, 3, 4, 5]
 
 
 def test_ten_thousand_workers_run():
@@ -274,6 +291,8 @@ def test_ten_thousand_workers_run():
         ({"until": -1.0}, "until must be >= 0"),
         ({"policy": "backup:2"}, "b must be smaller"),
         ({"cluster": Cluster.parse("1s", faults="kill 2 at 1s")}, "the workers are 0 to 1"),
+        ({"cluster": Cluster.parse("1s; worker 2 x3")}, "speaks of worker 2"),
+        ({"cluster": Cluster.parse("1s; phases x2 for 1s every 1s on worker 5")}, "worker 5"),
     ],
 )
 def test_an_impossible_simulation_is_refused(options, reason):

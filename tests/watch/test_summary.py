@@ -156,7 +156,7 @@ def test_a_rule_that_drops_nothing_wastes_nothing(policy: str) -> None:
 def test_a_worker_that_finished_nothing_has_no_computation_time() -> None:
     records = [r for r in ASYNC.records if not isinstance(r, Gradient) or r.worker == 0]
     idle = summarize(Trace(ASYNC.header, records)).by_worker[1]
-    assert idle == WorkerSummary(1, {}, None, 1.0, 0.0)
+    assert idle == WorkerSummary(1, {}, None, 1.0, 0.0, 0.0, 0.0)
     assert idle.acceptance == 0.0
 
 

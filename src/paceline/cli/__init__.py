@@ -126,12 +126,14 @@ def simulate(
     ] = None,
     workers: Workers = None,
     latency: Latency = None,
-    steps: Annotated[int, typer.Option(help="How many updates to make.")] = 1000,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="How many updates to make. [default: 1000, or no limit with --until]"),
+    ] = None,
     until: Annotated[
         str,
         typer.Option(
-            help="Stop at this virtual time, e.g. 10m, once the update in the making is made; "
-            "then --steps is a limit."
+            help="Stop at this virtual time, e.g. 10m, once the update in the making is made."
         ),
     ] = "",
     replay: Annotated[

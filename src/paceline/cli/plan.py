@@ -24,7 +24,7 @@ from paceline.sim.convergence import (
 from paceline.sim.fast import draw_times
 from paceline.sim.planner import Option, Plan, plan
 from paceline.sim.simulate import simulate
-from paceline.spec import RunSpec
+from paceline.spec import Late, RunSpec
 from paceline.watch.figures import check_ending, draw_plan
 from paceline.watch.summary import Summary, summarize
 from paceline.watch.trace import Trace
@@ -33,6 +33,7 @@ __all__ = ["run"]
 
 DEFAULT_BATCH = 32
 COMPARED_STEPS = 500
+LATES: tuple[Late, Late] = ("cancel", "finish")
 ALL_ROWS = 24  # up to so many N are all shown
 
 
@@ -126,7 +127,7 @@ def _for_json(result: Plan, summaries: list[Summary]) -> dict[str, Any]:
         "sentence": result.sentence(),
         "plan": asdict(result)
         | {"options": options}
-        | {name: _option_for_json(option) for name, option in chosen.items()},
+        | {name: option and _option_for_json(option) for name, option in chosen.items()},
         "policies": summaries,
     }
 
@@ -142,8 +143,7 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
         [
             f"{o.needed}{' *' if o is result.best else ''}",
             f"{o.backups}",
-            human_seconds(o.step_s["cancel"]),
-            human_seconds(o.step_s["finish"]),
+            *(human_seconds(o.step_s[late]) if late in o.step_s else "-" for late in LATES),
             f"{o.updates:,.0f}",
             human_seconds(o.seconds),
             f"{result.sync.seconds / o.seconds:.2f}",
@@ -156,7 +156,7 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
     print_table(title, columns, rows)
     print(result.sentence())
     cheap = result.cheapest
-    if cheap.machines < workers:
+    if cheap is not None and cheap.machines < workers:
         share = 1 - cheap.machine_hours / result.sync.machine_hours
         print(
             f"Cheapest that is no slower than sync: keep the {cheap.machines} fastest machines, "

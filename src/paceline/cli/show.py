@@ -65,6 +65,7 @@ class Patience:
     def __init__(self, what: str) -> None:
         self._what = what
         self._began = monotonic()
+        self._console = Console(stderr=True)
         self._progress: Progress | None = None
 
     def __enter__(self) -> "Patience":
@@ -82,11 +83,10 @@ class Patience:
     def show(self, done: float) -> None:
         """Tell the share that is done."""
         if self._progress is None:
-            console = Console(stderr=True)
-            if not console.is_terminal or monotonic() - self._began < PATIENCE_S:
+            if not self._console.is_terminal or monotonic() - self._began < PATIENCE_S:
                 return
             columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-            self._progress = Progress(*columns, console=console, transient=True)
+            self._progress = Progress(*columns, console=self._console, transient=True)
             self._progress.add_task(self._what, total=1.0)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=done)

@@ -23,6 +23,7 @@ from paceline.watch.trace import Ended, Trace, write_trace
 __all__ = ["COLUMNS", "comparison_rows", "run"]
 
 FAILED = 1
+DEFAULT_STEPS = 1000
 SHOWN_WORKERS = 40
 
 COLUMNS = ["policy", "updates/s", "step", "p99", "staleness", "accepted", "idle", "wasted"]
@@ -31,6 +32,8 @@ TRAFFIC_COLUMNS = ["sent/update", "in vain"]
 
 def run(policy: list[str] | None, **options: Any) -> None:
     """Simulate, print, write what was asked for."""
+    if options["steps"] is None and not options["until"]:
+        options["steps"] = DEFAULT_STEPS
     inputs = read_inputs(options, options["replay"], in_order=True)
     policies = policy or _round_of_policies(inputs.spec.workers)
     if options["trace"] is not None and len(policies) > 1:
@@ -56,14 +59,9 @@ def run(policy: list[str] | None, **options: Any) -> None:
 
 def _simulate(policy: str, inputs: Inputs, until: float | None) -> Trace:
     with Patience(f"simulating {policy}") as patience:
-        steps = inputs.spec.steps or 1
-        return simulate(
-            policy,
-            inputs.cluster,
-            inputs.spec,
-            until=until,
-            on_update=lambda update: patience.show(update / steps),
-        )
+        steps = inputs.spec.steps
+        on_update = None if steps is None else lambda update: patience.show(update / steps)
+        return simulate(policy, inputs.cluster, inputs.spec, until=until, on_update=on_update)
 
 
 def _round_of_policies(workers: int) -> list[str]:

@@ -4,10 +4,11 @@
 from dataclasses import dataclass
 
 from paceline.errors import SpecError
-from paceline.latency import Recorded, TimeModel, parse_latency
+from paceline.latency import Latency, Recorded, TimeModel, parse_latency
 from paceline.sim.faults import Fault, parse_faults
 from paceline.sim.network import Network, parse_network
 from paceline.sim.recording import recorded_times
+from paceline.spec import RunSpec
 from paceline.watch.trace import read_trace
 
 __all__ = ["Cluster", "parse_times"]
@@ -39,6 +40,20 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise SpecError(f"batch must be >= 1, got {self.batch}")
+
+    def validate(self, spec: RunSpec) -> None:
+        """Raise `SpecError` if it speaks of workers that the run does not have."""
+        named: list[tuple[int, object]] = [
+            (f.worker, f) for f in self.faults if f.worker is not None
+        ]
+        if isinstance(self.times, Latency):
+            named += [(worker, self.times) for worker, _ in self.times.factors]
+            named += [(w, self.times) for phase in self.times.phases for w in phase.workers or ()]
+        for worker, where in named:
+            if worker >= spec.workers:
+                raise SpecError(
+                    f"'{where}' speaks of worker {worker}; the workers are 0 to {spec.workers - 1}"
+                )
 
     @classmethod
     def parse(cls, latency: str, network: str = "", faults: str = "", batch: int = 32) -> "Cluster":

@@ -9,8 +9,8 @@ Fewer gradients make a noisier update, so more updates are needed. Three ways to
                             B_noise the gradient noise scale (McCandlish et al. 2018)
     measured                a table of N and the updates that were needed, interpolated
 
-Each says in words what it assumes. All are fixed so that N = W, full synchronous training, needs
-the given number of updates.
+Each says in words what it assumes. The first two are fixed so that N = W, full synchronous
+training, needs the given number of updates.
 """
 
 import csv
@@ -80,7 +80,7 @@ def measured(table: dict[int, float]) -> Convergence:
     """
     if not table:
         raise SpecError("the table of updates is empty; give lines of N,updates")
-    if bad := [n for n, u in table.items() if n < 1 or not u > 0]:
+    if bad := [n for n, u in table.items() if n < 1 or not 0 < u < np.inf]:
         raise SpecError(f"N must be >= 1 and updates > 0, got {bad[0]},{table[bad[0]]:g}")
     ns = np.array(sorted(table), dtype=float)
     us = np.array([table[int(n)] for n in ns])
@@ -110,7 +110,8 @@ def read_table(path: str | os.PathLike[str]) -> dict[int, float]:
             n, updates = row
             table[int(n)] = float(updates)
         except ValueError:
-            if number > 1 and row:
+            is_heading = number == 1 and any(c.isalpha() for c in "".join(row))
+            if row and not is_heading:
                 raise SpecError(
                     f"{name}:{number} must be N,updates, got {','.join(row)!r}"
                 ) from None
@@ -131,7 +132,7 @@ def estimate_noise_scale(trace: Trace) -> float:
             by_update[gradient.version + gradient.staleness + 1].append(gradient)
     noise, signal, rounds = 0.0, 0.0, 0
     for update in trace.updates():
-        given = by_update.pop(update.update)
+        given = by_update.pop(update.update, [])
         norms = [g.sq_norm for g in given if g.sq_norm is not None]
         one_version = len({g.version for g in given}) == 1
         if update.sq_norm is None or not one_version or not len(norms) == len(given) > 1:
@@ -144,4 +145,4 @@ def estimate_noise_scale(trace: Trace) -> float:
         rounds += 1
     if not rounds:
         raise TraceError("the trace has no update with gradient norms; give the noise scale")
-    return noise / signal if signal > 0 else float("inf")
+    return max(0.0, noise) / signal if signal > 0 else float("inf")

@@ -73,7 +73,6 @@ def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
         turn = turn + takes_part
         if late == "finish":
             free_at = np.where(takes_part, np.maximum(arrives, closed[:, None]), free_at)
-            free_at = np.where(takes_part & (arrives <= closed[:, None]), closed[:, None], free_at)
         else:
             free_at = np.broadcast_to(closed[:, None], free_at.shape)
         opened = closed
@@ -136,7 +135,9 @@ def _reports(each: Round, needed: int, version: Ints, asked_at: Floats, update: 
 # ----------------------------------------------------------------------------------- free running
 
 
-def free_records(times: TimeModel, per_update: int, spec: RunSpec, batch: int) -> list[Record]:
+def free_records(
+    times: TimeModel, per_update: int, spec: RunSpec, batch: int, on_update: Callable[[int], None]
+) -> list[Record]:
     """The records of `softsync:per_update`, or of `async` if that is 1."""
     updates = spec.steps or 0
     total = updates * per_update
@@ -169,6 +170,7 @@ def free_records(times: TimeModel, per_update: int, spec: RunSpec, batch: int) -
         part = slice((update - 1) * per_update, update * per_update)
         records += gradients[part]
         records.append(Update(gradients[part.stop - 1].t, update, tuple(givers[part]), per_update))
+        on_update(update)
     end = gradients[-1].t
     turn = np.bincount(accepted.worker, minlength=workers)  # finished, and index of the next
     every = np.arange(workers)

@@ -65,10 +65,17 @@ def parse_network(text: str) -> Network:
             model_bytes=parse_bytes(named["model"], "model"),
             bandwidth=parse_bytes(named["bandwidth"], "bandwidth"),
             delay=parse_seconds(named.get("delay", "0"), "delay"),
-            servers=int(parse_number(named.get("servers", "1"), "servers")),
+            servers=_whole(named.get("servers", "1")),
         )
     except SpecError as error:
         raise SpecError(f"network {text!r}: {error}; write {NETWORK_FORM}") from None
+
+
+def _whole(text: str) -> int:
+    number = parse_number(text, "servers")
+    if number != int(number):
+        raise SpecError(f"servers must be a whole number, got {text!r}")
+    return int(number)
 
 
 @dataclass(eq=False, slots=True)

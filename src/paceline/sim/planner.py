@@ -6,12 +6,12 @@ Theory of operation
     work is finished before it is dropped, a worker that was late begins the next version late. So
     nothing is corrected, everything is simulated. Where only computation times matter, all N are
     simulated at once with the same times (`fast.closing_times`); with a network, faults or slow
-    phases the full simulator runs for a choice of N, and what lies between is interpolated.
+    phases the full simulator runs for a choice of N, and what lies between is interpolated. There
+    an update that had to do with fewer than N, because workers were dead, counts for less.
 
-    The simulation is made in independent replicates. For a latency model, the intervals tell the
-    error of the simulation: the bootstrap resamples the replicates. For a recording, each
-    replicate is one resampling of the recording, of its own length, so the intervals tell how much
-    the answer depends on the luck of having recorded just this stretch.
+    Everything is simulated in independent replicates. For a model the intervals tell the error of
+    the simulation, by resampling the replicates. For a recording they tell how much the answer
+    depends on having recorded just this stretch, by resampling the recording in its own length.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,16 @@ ROUNDS = (200, 1000)  # versions in a replicate: at least, at most
 GRADIENTS = 8_000  # in a replicate, if that many versions are not too few or too many
 WARM_UP = 20  # versions until lateness has settled; not counted
 DENSE = 128  # up to so many N are simulated, the rest is interpolated
-DENSE_SLOW = 12  # likewise where the full simulator must run
-GRADIENTS_SLOW = 20_000  # that the full simulator simulates for one N
-RESAMPLES = 400
+RESAMPLES = 400  # of the replicates of a model
+RESAMPLES_RECORDED = 60  # of a recording
+
+FIRST_RESAMPLE = 1 << 32  # seeds beyond those of the replicates
+
+# Where the full simulator must run:
+REPLICATES_SLOW = 20
+DENSE_SLOW = 12
+GRADIENTS_SLOW = 1_600  # in a replicate, if that is not too few versions
+
 FLAT = 0.02  # how much worse than the best still counts as equal
 
 
@@ -59,7 +66,7 @@ class Option:
 
     machines: int
     needed: int  # N
-    step_s: dict[Late, float]  # by what becomes of late work
+    step_s: dict[Late, float]  # by what becomes of late work, as far as it was simulated
     updates: float
     seconds: float  # to the target
     interval: Interval | None  # of `seconds`; None: not asked for
@@ -86,7 +93,9 @@ class Plan:
     gain: float  # of the best over sync: how many times sooner
     gain_interval: Interval
     flat: tuple[int, int]  # the range of b around the best that is within 2 % of it
-    cheapest: Option  # fewest machine-hours, some machines given back, no slower than sync
+    cheapest: Option | None
+    """Fewest machine-hours, some machines given back, no slower than sync; None: not simulated."""
+
     assumptions: tuple[str, ...]
 
     @property
@@ -109,7 +118,7 @@ class Plan:
             f"Use backup:{best.backups}: wait for {best.needed} of {workers} workers. The target "
             f"is reached {self.gain:.2f} times as soon as with sync "
             f"({self.gain_interval.low:.2f} to {self.gain_interval.high:.2f}); {around} within "
-            f"{100 * FLAT:.0f} % of that. At 95 % certainty the best b {certainty}."
+            f"{100 * FLAT:.0f} % of that. With 95 % certainty the best b {certainty}."
         )
 
 
@@ -123,45 +132,55 @@ def plan(
 
     `on_progress` is called with the share of the work that is done.
     """
+    cluster.validate(spec)
     only_times = cluster.times.is_stationary and cluster.network is None and not cluster.faults
-    steps = _steps_from_times if only_times else _steps_from_simulations
     needed = np.arange(1, spec.workers + 1)
-    replicates = steps(cluster, spec, on_progress)
     updates = convergence.updates(needed.astype(float))
-    seconds = replicates[spec.late] * updates  # one row a replicate, one column an N
+    if only_times:
+        steps = _steps_from_times(cluster, spec, on_progress)
+        seconds = steps[spec.late] * updates  # one row a replicate, one column an N
+        possible = _possible(seconds, cluster, spec, updates)
+        how = "simulated with common computation times for all N"
+    else:
+        steps, seconds = _steps_from_simulations(cluster, spec, convergence, on_progress)
+        possible = _bootstrap(seconds, spec.seed)
+        how = "simulated in full for a choice of N, interpolated between"
     means = seconds.mean(axis=0)
     if not means[-1] > 0:
         raise SpecError("computation takes no time at all, so there is nothing to plan")
-    resampled = _resample(seconds, cluster, spec.seed)
     best = int(np.argmin(means))
     options = tuple(
         Option(
             machines=spec.workers,
             needed=int(n),
-            step_s={late: float(each[:, i].mean()) for late, each in replicates.items()},
+            step_s={late: float(each[:, i].mean()) for late, each in steps.items()},
             updates=float(updates[i]),
             seconds=float(means[i]),
-            interval=_interval(resampled[:, i]),
+            interval=_interval(possible[:, i]),
         )
         for i, n in enumerate(needed)
     )
-    how = "simulated with common computation times for all N"
-    if not only_times:
-        how = "simulated in full for a choice of N, interpolated between"
-    cheapest = options[best]
-    if only_times:
-        cheapest = _cheapest(cluster, spec, convergence, options[-1])
     return Plan(
         late=spec.late,
         options=options,
         best=options[best],
-        best_backups=_interval(spec.workers - needed[np.argmin(resampled, axis=1)]),
+        best_backups=_interval(spec.workers - needed[np.argmin(possible, axis=1)]),
         gain=float(means[-1] / means[best]),
-        gain_interval=_interval(resampled[:, -1] / resampled[:, best]),
+        gain_interval=_interval(possible[:, -1] / possible[:, best]),
         flat=_flat(means, best),
-        cheapest=cheapest,
-        assumptions=(convergence.assumption, f"step times: {how}, late work {_verb(spec.late)}"),
+        cheapest=_cheapest(cluster, spec, convergence, options[-1]) if only_times else None,
+        assumptions=(
+            convergence.assumption,
+            f"step times: {how}, late work {_verb(spec.late)}",
+            f"intervals: {_meaning(cluster)}",
+        ),
     )
+
+
+def _meaning(cluster: Cluster) -> str:
+    if isinstance(cluster.times, Recorded):
+        return "how much the answer depends on having recorded just this stretch"
+    return "the error of the simulation, if the latency is as given"
 
 
 def _verb(late: Late) -> str:
@@ -175,59 +194,66 @@ def _steps_from_times(
     cluster: Cluster, spec: RunSpec, on_progress: Callable[[float], None]
 ) -> dict[Late, Floats]:
     """Mean time of an update, one row a replicate, one column an N, from computation times."""
-    rounds = _rounds(cluster, spec) + WARM_UP
-    dense = _choose(spec.workers, DENSE)
-    every = np.arange(1, spec.workers + 1)
     rows: dict[Late, list[Floats]] = {"cancel": [], "finish": []}
     for replicate in range(REPLICATES):
-        times = draw_times(cluster.times, spec.workers, rounds, _seed(spec, replicate))
-        rows["cancel"].append(closing_times(times, every, "cancel")[WARM_UP:].mean(axis=0))
-        lasted = closing_times(times, dense, "finish")[WARM_UP:].mean(axis=0)
-        rows["finish"].append(np.interp(every, dense, lasted))
+        seed = spec.seed * REPLICATES + replicate
+        times = draw_times(cluster.times, spec.workers, _rounds(spec) + WARM_UP, seed)
+        for late, each in rows.items():
+            each.append(_mean_steps(times, late))
         on_progress((replicate + 1) / REPLICATES)
     return {late: np.stack(each) for late, each in rows.items()}
 
 
-def _rounds(cluster: Cluster, spec: RunSpec) -> int:
-    """Enough to be precise; of a recording, as many as it has, to be as uncertain as it is."""
-    enough = _enough_rounds(spec)
-    if isinstance(cluster.times, Recorded):
-        return max(2, min(enough, *(len(own) for own in cluster.times.times.values())))
-    return enough
-
-
-def _enough_rounds(spec: RunSpec) -> int:
+def _rounds(spec: RunSpec) -> int:
     """Few workers need more versions to be as precise."""
     least, most = ROUNDS
     return min(most, max(least, GRADIENTS // spec.workers))
 
 
+def _mean_steps(times: Floats, late: Late) -> Floats:
+    """The mean time of an update for every N, from one row of computation times a worker."""
+    every = np.arange(1, len(times) + 1)
+    chosen = every if late == "cancel" else _choose(len(times), DENSE)
+    lasted = closing_times(times, chosen, late)
+    settled = lasted[min(WARM_UP, len(lasted) - 1) :].mean(axis=0)
+    return np.asarray(np.interp(every, chosen, settled))
+
+
 def _steps_from_simulations(
-    cluster: Cluster, spec: RunSpec, on_progress: Callable[[float], None]
-) -> dict[Late, Floats]:
-    """The same from full simulations; the replicates are stretches of one long run."""
+    cluster: Cluster,
+    spec: RunSpec,
+    convergence: Convergence,
+    on_progress: Callable[[float], None],
+) -> tuple[dict[Late, Floats], Floats]:
+    """Mean time of an update, and seconds to the target, by full simulations."""
     chosen = _choose(spec.workers, DENSE_SLOW)
-    steps = max(REPLICATES * 10, GRADIENTS_SLOW // spec.workers)
-    result: dict[Late, Floats] = {}
-    lates: tuple[Late, Late] = ("cancel", "finish")
-    for part, late in enumerate(lates):
-        columns: list[Floats] = []
+    every = np.arange(1, spec.workers + 1)
+    steps = max(5 * WARM_UP, GRADIENTS_SLOW // spec.workers)
+    step_s, seconds = np.empty((2, REPLICATES_SLOW, len(chosen)))
+    for replicate in range(REPLICATES_SLOW):
+        seed = spec.seed * REPLICATES_SLOW + replicate
         for i, n in enumerate(chosen):
-            of_n = replace(spec, steps=steps, late=late)
-            trace = simulate(Backup(spec.workers - int(n)), cluster, of_n)
-            times = np.array([0.0, *(u.t for u in trace.updates())])
-            if len(times) <= REPLICATES:
+            trace = simulate(
+                Backup(spec.workers - int(n)), cluster, replace(spec, steps=steps, seed=seed)
+            )
+            updates = list(trace.updates())[WARM_UP:]
+            if len(updates) < WARM_UP:
                 raise SpecError(
-                    f"with N = {n} the simulated run made only {len(times) - 1} updates; "
-                    "the workers that die must return"
+                    f"with N = {n} the simulated run got no further than "
+                    f"{len(updates) + WARM_UP} updates; workers that die must return"
                 )
-            stretches = np.array_split(np.diff(times), REPLICATES)
-            columns.append(np.array([stretch.mean() for stretch in stretches]))
-            on_progress((part + (i + 1) / len(chosen)) / 2)
-        by_n = np.stack(columns, axis=1)
-        every = np.arange(1, spec.workers + 1)
-        result[late] = np.stack([np.interp(every, chosen, row) for row in by_n])
-    return result
+            lasted = updates[-1].t - updates[0].t
+            # An update of few contributions is worth as much less as it would need more updates.
+            counts = np.array([len(u.contributors) for u in updates[1:]], dtype=float)
+            progress = float(np.sum(1 / convergence.updates(counts)))
+            step_s[replicate, i] = lasted / len(counts)
+            seconds[replicate, i] = lasted / progress
+        on_progress((replicate + 1) / REPLICATES_SLOW)
+    # Seconds are interpolated as steps x updates, or the curve between two N would be a chord.
+    worth = seconds / convergence.updates(chosen.astype(float))
+    whole_worth = np.stack([np.interp(every, chosen, row) for row in worth])
+    whole_steps = np.stack([np.interp(every, chosen, row) for row in step_s])
+    return {spec.late: whole_steps}, whole_worth * convergence.updates(every.astype(float))
 
 
 def _choose(workers: int, at_most: int) -> Ints:
@@ -238,17 +264,24 @@ def _choose(workers: int, at_most: int) -> Ints:
     return np.sort(workers - backups[backups < workers])
 
 
-def _seed(spec: RunSpec, replicate: int) -> int:
-    return spec.seed * REPLICATES + replicate
-
-
 # -------------------------------------------------------------------------------------- uncertainty
 
 
-def _resample(seconds: Floats, cluster: Cluster, seed: int) -> Floats:
+def _possible(seconds: Floats, cluster: Cluster, spec: RunSpec, updates: Floats) -> Floats:
     """What the answer could have been: one row a possibility, one column an N."""
-    if isinstance(cluster.times, Recorded):
-        return seconds
+    if not isinstance(cluster.times, Recorded):
+        return _bootstrap(seconds, spec.seed)
+    lengths = [len(own) for own in cluster.times.times.values()]
+    rounds = max(2, min(int(np.median(lengths)), ROUNDS[1]))
+    rows = []
+    for resample in range(RESAMPLES_RECORDED):
+        seed = spec.seed * RESAMPLES_RECORDED + resample + FIRST_RESAMPLE
+        rows.append(_mean_steps(draw_times(cluster.times, spec.workers, rounds, seed), spec.late))
+    return np.stack(rows) * updates
+
+
+def _bootstrap(seconds: Floats, seed: int) -> Floats:
+    """Means of replicates drawn again and again with replacement."""
     rng = np.random.default_rng(seed)
     picks = rng.integers(len(seconds), size=(RESAMPLES, len(seconds)))
     return np.asarray(seconds[picks].mean(axis=1))
@@ -275,25 +308,28 @@ def _flat(means: Floats, best: int) -> tuple[int, int]:
 
 def _cheapest(cluster: Cluster, spec: RunSpec, convergence: Convergence, sync: Option) -> Option:
     """The fewest machine-hours when the slowest machines may be given back, no slower than sync."""
-    rounds = _enough_rounds(spec) + WARM_UP
-    times = draw_times(cluster.times, spec.workers, rounds, spec.seed)
-    fastest_first = times[np.argsort(times.mean(axis=1), kind="stable")]
+    expected = [cluster.times.mean(worker) for worker in range(spec.workers)]
+    fastest_first = np.argsort(expected, kind="stable")
+    rounds = _rounds(spec) + WARM_UP
+    samples = [
+        draw_times(cluster.times, spec.workers, rounds, spec.seed * REPLICATES + r)[fastest_first]
+        for r in range(REPLICATES // 4)
+    ]
     cheapest = sync
     for machines in _choose(spec.workers, DENSE // 4).tolist():
         needed = _choose(machines, DENSE // 4)
-        lasted = closing_times(fastest_first[:machines], needed, spec.late)[WARM_UP:]
-        step_s = lasted.mean(axis=0)
+        lasted = [closing_times(s[:machines], needed, spec.late)[WARM_UP:] for s in samples]
+        step_s = np.concatenate(lasted).mean(axis=0)
         updates = convergence.updates(needed.astype(float))
         i = int(np.argmin(step_s * updates))
-        seconds = float(step_s[i] * updates[i])
         option = Option(
             machines=machines,
             needed=int(needed[i]),
             step_s={spec.late: float(step_s[i])},
             updates=float(updates[i]),
-            seconds=seconds,
+            seconds=float(step_s[i] * updates[i]),
             interval=None,
         )
-        if seconds <= sync.seconds and option.machine_hours < cheapest.machine_hours:
+        if option.seconds <= sync.seconds and option.machine_hours < cheapest.machine_hours:
             cheapest = option
     return cheapest

@@ -37,6 +37,7 @@ from paceline.watch.trace import Ended, Measured, Record, record_event
 
 __all__ = ["Shell"]
 
+FAULTS_IN_VAIN = 1000  # without an update between them, until the run is given up as stalled
 FAULT_STREAM = 0xFA  # keeps the random numbers of faults apart from those of computation times
 
 
@@ -89,7 +90,7 @@ class Shell:
             for id in range(self._spec.workers)
         ]
         self._working = 0
-        self._returning = 0
+        self._faults_in_vain = 0
         self._fault_rng = np.random.default_rng([self._spec.seed, FAULT_STREAM])
         self._records: list[Record] = []
         self._end: Ended | None = None
@@ -129,6 +130,7 @@ class Shell:
             case Cancel() if self._spec.late == "cancel":
                 self._cancel(self._workers[action.worker], action.turn)
             case ApplyUpdate():
+                self._faults_in_vain = 0
                 self._on_update(action.update)
             case StartTimer():
                 self._engine.at(action.at, self._on_timer, action.timer, priority=LAST)
@@ -216,6 +218,7 @@ class Shell:
             return
         self._abort_transfer(worker)
         worker.stage += 1
+        worker.computing = False
         report = self._report_gradient if worker.computed else self._report_abandoned
         if not worker.computed:
             worker.compute_s = min(worker.compute_s, max(0.0, now - worker.began))
@@ -266,8 +269,9 @@ class Shell:
                 self._freeze(worker, fault.lasting or 0.0)
             else:
                 self._kill(worker, fault.lasting)
-        # Once nobody works and nobody is on the way back, faults alone must not keep it going.
-        if fault.repeats and (self._working or self._returning):
+        # Faults alone must not keep a run going that cannot get on any more.
+        self._faults_in_vain += 1
+        if fault.repeats and self._faults_in_vain < FAULTS_IN_VAIN:
             self._schedule_fault(fault)
 
     def _kill(self, worker: Worker, lasting: float | None) -> None:
@@ -278,12 +282,10 @@ class Shell:
         worker.here = False
         worker.frozen_until = 0.0
         if lasting is not None:
-            self._returning += 1
             self._engine.at(self._engine.now + lasting, self._on_return, worker)
         self._tell(WorkerLeft(self._engine.now, worker.id, "killed"), lost)
 
     def _on_return(self, worker: Worker) -> None:
-        self._returning -= 1
         if self._end is None:
             self._on_join(worker)
 

@@ -40,9 +40,7 @@ def simulate(
         raise SpecError("the simulation needs an end: give steps, or a time with until")
     if until is not None and not until >= 0:
         raise SpecError(f"until must be >= 0 seconds, got {until}")
-    for fault in cluster.faults:
-        if fault.worker is not None and fault.worker >= spec.workers:
-            raise SpecError(f"fault '{fault}': the workers are 0 to {spec.workers - 1}")
+    cluster.validate(spec)
     about = {"latency": str(cluster.times), "batch": str(cluster.batch)}
     if cluster.network is not None:
         about["network"] = str(cluster.network)
@@ -70,9 +68,9 @@ def _fast(
                 times = draw_times(cluster.times, spec.workers, steps, spec.seed)
                 return barrier_records(times, needed, spec, cluster.batch, on_update)
             case Async(bound=None):
-                return free_records(cluster.times, 1, spec, cluster.batch)
+                return free_records(cluster.times, 1, spec, cluster.batch, on_update)
             case SoftSync(bound=None):
-                return free_records(cluster.times, policy.c, spec, cluster.batch)
+                return free_records(cluster.times, policy.c, spec, cluster.batch, on_update)
             case _:
                 return None
     except Tie:

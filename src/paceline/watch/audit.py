@@ -26,6 +26,8 @@ from paceline.watch.trace import (
 
 __all__ = ["audit"]
 
+ROUNDING_S = 1e-6  # what clocks and sums of times may differ by
+
 
 def audit(trace: Trace, name: str = "trace") -> None:
     """Raise `TraceError`, naming the line, unless the trace is sound."""
@@ -48,6 +50,8 @@ def audit(trace: Trace, name: str = "trace") -> None:
         event = event_of(record)
         if event is not None and not told:
             version = decider.ledger.version
+            if isinstance(record, Gradient):
+                _check_times(record, decider, f"{name}:{line}")
             try:
                 actions = decider.handle(event)
             except PacelineError as error:
@@ -88,6 +92,17 @@ def _difference(record: Record, expected: Record | None) -> str:
     was, now = msgspec.structs.asdict(record), msgspec.structs.asdict(expected)
     wrong = next(field for field in was if was[field] != now[field])
     return f"has {wrong} {was[wrong]}, but its policy gives {now[wrong]}"
+
+
+def _check_times(record: Gradient, decider: Decider, place: str) -> None:
+    """Raise unless the gradient was asked for when it says so, and had time enough."""
+    member = decider.ledger.members.get(record.worker)
+    if member is None or member.work is None or member.turn != record.turn:
+        return
+    if abs(record.asked_at - member.asked_at) > ROUNDING_S:
+        raise TraceError(f"{place}: has asked_at {record.asked_at}, but it was {member.asked_at}")
+    if record.compute_s > record.t - record.asked_at + ROUNDING_S:
+        raise TraceError(f"{place}: has compute_s {record.compute_s}, longer than it had time")
 
 
 def _measured(record: Record) -> Measured | None:

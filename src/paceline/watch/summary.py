@@ -36,14 +36,10 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     worker: int
     fates: dict[Fate, int]
     compute_s: Spread | None  # of whole gradients; None: it finished none
-    idle_share: float  # of the time that it was here
+    idle_share: float  # of the time that it was here, up to the last update
+    lost_s: float  # work that died with it
     wasted_share: float  # of the time that it computed, what came to nothing
-
-    @property
-    def acceptance(self) -> float:
-        """The share of its gradients that were accepted."""
-        total = sum(self.fates.values())
-        return self.fates.get(Fate.ACCEPTED, 0) / total if total else 0.0
+    acceptance: float  # the share of its gradients that were accepted, of those before the end
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -81,7 +77,9 @@ def summarize(trace: Trace) -> Summary:
     accepted = [g for g in gradients if g.fate is Fate.ACCEPTED]
     vain = [g for g in gradients if _is_vain(g, times[-1])]
     by_worker = _by_worker(trace, gradients)
-    computed_s = sum(g.compute_s for g in gradients)
+    lost_s = sum(w.lost_s for w in by_worker)
+    computed_s = sum(g.compute_s for g in gradients) + lost_s
+    wasted_s = sum(g.compute_s for g in vain) + lost_s
     ended = next((r for r in reversed(trace.records) if isinstance(r, Ended)), None)
     return Summary(
         policy=trace.header.policy,
@@ -94,9 +92,9 @@ def summarize(trace: Trace) -> Summary:
         staleness_mean=float(np.mean([g.staleness for g in accepted])),
         staleness=dict(sorted(Counter(g.staleness for g in accepted).items())),
         fates=dict(Counter(g.fate for g in gradients)),
-        acceptance=len(accepted) / (len(accepted) + len(vain)),
+        acceptance=_acceptance(gradients, times[-1]),
         idle_share=float(np.mean([w.idle_share for w in by_worker])),
-        wasted_share=sum(g.compute_s for g in vain) / computed_s if computed_s else 0.0,
+        wasted_share=wasted_s / computed_s if computed_s else 0.0,
         sent_bytes_per_update=_bytes(gradients) / len(updates),
         vain_bytes_per_update=_bytes(vain) / len(updates),
         by_worker=by_worker,
@@ -122,7 +120,7 @@ def _by_worker(trace: Trace, gradients: list[Gradient]) -> list[WorkerSummary]:
     for gradient in gradients:
         own[gradient.worker].append(gradient)
     end = max(update.t for update in trace.updates())
-    presence = _presence(trace)
+    presence = _presence(trace, end)
     return [_worker(worker, presence[worker], own[worker], end) for worker in sorted(presence)]
 
 
@@ -134,7 +132,7 @@ def _is_vain(gradient: Gradient, end: float) -> bool:
 def _worker(
     worker: int, presence: _Presence, gradients: list[Gradient], end: float
 ) -> WorkerSummary:
-    busy_s = sum(g.t - g.asked_at for g in gradients) + presence.lost_s
+    busy_s = sum(min(g.t, end) - min(g.asked_at, end) for g in gradients) + presence.lost_s
     computed_s = sum(g.compute_s for g in gradients) + presence.lost_s
     wasted_s = sum(g.compute_s for g in gradients if _is_vain(g, end)) + presence.lost_s
     whole = [g.compute_s for g in gradients if g.fate is not Fate.CANCELLED]
@@ -143,11 +141,19 @@ def _worker(
         fates=dict(Counter(g.fate for g in gradients)),
         compute_s=Spread.of(whole) if whole else None,
         idle_share=max(0.0, 1 - busy_s / presence.here_s) if presence.here_s else 0.0,
+        lost_s=presence.lost_s,
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
+        acceptance=_acceptance(gradients, end),
     )
 
 
-def _presence(trace: Trace) -> dict[int, _Presence]:
+def _acceptance(gradients: list[Gradient], end: float) -> float:
+    accepted = sum(g.fate is Fate.ACCEPTED for g in gradients)
+    return accepted / max(1, accepted + sum(_is_vain(g, end) for g in gradients))
+
+
+def _presence(trace: Trace, end: float) -> dict[int, _Presence]:
+    """Of every worker, until the end of the run."""
     presence: dict[int, _Presence] = defaultdict(_Presence)
     since: dict[int, float] = {}
     for record in trace.records:
@@ -156,8 +162,8 @@ def _presence(trace: Trace) -> dict[int, _Presence]:
         elif isinstance(record, Left) and record.worker in since:
             own = presence[record.worker]
             own.here_s += record.t - since.pop(record.worker)
-            own.lost_s += 0.0 if record.working_since is None else record.t - record.working_since
-    end = max(record.t for record in trace.records)
+            if record.working_since is not None:
+                own.lost_s += record.t - record.working_since
     for worker, joined_at in since.items():
-        presence[worker].here_s += end - joined_at
+        presence[worker].here_s += max(0.0, end - joined_at)
     return dict(presence)
