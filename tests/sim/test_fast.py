@@ -7,7 +7,14 @@ import pytest
 from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
 from paceline.sim.cluster import Cluster
-from paceline.sim.fast import barrier_rounds, closing_times, draw_times
+from paceline.sim.fast import (
+    Tie,
+    barrier_records,
+    barrier_rounds,
+    closing_times,
+    draw_times,
+    free_records,
+)
 from paceline.sim.shell import Shell
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -17,6 +24,8 @@ LATENCIES = [
     "lognormal:1.4s,0.5",
     "45ms + exp:1ms + 5% exp:500ms; worker 3 x2.2",
     "pareto:10ms,1.5",
+    "50ms",
+    "50ms + 20% exp:300ms; worker 1 x2",
 ]
 POLICIES = ["sync", "backup:0", "backup:1", "backup:3", "async", "async:lr=inverse"]
 POLICIES += ["softsync:1", "softsync:3", "softsync:11"]
@@ -38,11 +47,33 @@ def test_the_trace_equals_the_shells(policy, latency, late):
     assert fast == by_the_shell(policy, cluster, spec)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_ties_are_left_to_the_shell(policy):
-    cluster = Cluster.parse("50ms")
-    spec = RunSpec(workers=4, steps=20)
+def by_the_fast_way(policy, cluster, spec):
+    if policy.startswith(("sync", "backup")):
+        needed = spec.workers - int(policy.partition(":")[2] or 0)
+        times = draw_times(cluster.times, spec.workers, spec.steps, spec.seed)
+        return barrier_records(times, needed, spec, cluster.batch, lambda update: None)
+    per_update = int(policy.partition(":")[2] or 1)
+    return free_records(cluster.times, per_update, spec, cluster.batch, lambda update: None)
 
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "softsync:3"])
+def test_what_happens_at_the_same_moment_keeps_the_shells_order(policy):
+    """With constant times nearly everything does."""
+    cluster = Cluster.parse("50ms + 20% 50ms")
+    spec = RunSpec(workers=6, steps=200)
+
+    assert by_the_fast_way(policy, cluster, spec) == by_the_shell(policy, cluster, spec)
+
+
+@pytest.mark.parametrize(
+    ("policy", "latency", "late"), [("backup:1", "50ms", "finish"), ("async", "0s", "cancel")]
+)
+def test_what_cannot_be_put_in_order_is_left_to_the_shell(policy, latency, late):
+    cluster = Cluster.parse(latency)
+    spec = RunSpec(workers=4, steps=20, late=late)
+
+    with pytest.raises(Tie):
+        by_the_fast_way(policy, cluster, spec)
     assert simulate(policy, cluster, spec).records == by_the_shell(policy, cluster, spec)
 
 

@@ -6,9 +6,11 @@ Without network, faults and slow phases the course of four rules follows from th
     sync, backup   a version closes at its N-th arrival; a round is a few operations on vectors
     async, softsync   nobody waits, so a worker's arrivals are the running sum of its own times
 
-The traces are equal to the shell's, record by record; a test holds that. Where two things happen at
-the same moment the shell's order would have to be imitated: `Tie` is raised instead, and the caller
-takes the shell. The planner uses `closing_times`, the same recurrence for many N at once.
+The traces are equal to the shell's, record by record; a test holds that. What happens at the same
+moment happens in the order in which it was asked for, as in the shell. Where that is not enough to
+imitate it, because late work ends just when something else does or time stands still, `Tie` is
+raised, and the caller takes the shell. The planner uses `closing_times`, the same recurrence for
+many N at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,6 +50,7 @@ class Round:
     still open then.
     """
 
+    number: int  # of the update that it ends with
     opened: Floats  # by N
     began: Floats  # when each worker begins, or would begin, its work on this version
     arrives: Floats
@@ -64,12 +67,12 @@ def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
     opened = np.zeros(len(needed))
     free_at = np.zeros((len(needed), workers))
     turn = np.zeros((len(needed), workers), dtype=np.int64)
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         began = np.maximum(free_at, opened[:, None])
         arrives = began + times[columns, turn]
         closed = np.sort(arrives, axis=1)[plans, needed - 1]
         takes_part = began <= closed[:, None]
-        yield Round(opened, began, arrives, closed, turn, takes_part)
+        yield Round(number, opened, began, arrives, closed, turn, takes_part)
         turn = turn + takes_part
         if late == "finish":
             free_at = np.where(takes_part, np.maximum(arrives, closed[:, None]), free_at)
@@ -94,10 +97,15 @@ def barrier_records(
     records = _joined(spec, needed)
     version = np.zeros(workers, dtype=np.int64)  # of the work that each worker has
     asked_at = np.zeros(workers)
+    rank = np.arange(workers)  # in the order in which they were asked
     closed = 0.0
     for update, each in enumerate(barrier_rounds(times, np.array([needed]), spec.late), start=1):
         closed, takes_part = float(each.closed[0]), each.takes_part[0]
-        reports = _reports(each, needed, version, asked_at, update)
+        reports = _reports(each, needed, version, asked_at, rank)
+        # Only late work that is finished can end just when something else does.
+        is_close = np.count_nonzero(each.arrives[0] <= closed) > needed or reports.has_ties()
+        if is_close and spec.late == "finish" and needed < workers:
+            raise Tie
         staleness = update - 1 - reports.version
         fates = [Fate.LATE if stale else Fate.ACCEPTED for stale in staleness.tolist()]
         compute_s = times[reports.worker, reports.turn - 1]
@@ -107,29 +115,33 @@ def barrier_records(
         on_update(update)
         version[takes_part] = update - 1
         asked_at[takes_part] = each.began[0][takes_part]
+        gave = reports.worker[staleness == 0]
+        others = np.flatnonzero(~np.isin(np.arange(workers), gave))
         if spec.late == "cancel" or update == rounds:
-            who = np.flatnonzero(each.arrives[0] > closed)
-            turn = each.turn[0] + takes_part
-            records += _given_up(who, closed, update, turn, version, asked_at)
+            turn = (each.turn[0] + takes_part)[others]
+            t = np.full(len(others), closed)
+            work = _Columns(t, others, turn, version[others], asked_at[others])
+            records += _given_up(work, update, times[others, turn - 1])
+        rank[np.concatenate([gave, others])] = np.arange(workers)
     records.append(Ended(closed, rounds))
     return records
 
 
-def _reports(each: Round, needed: int, version: Ints, asked_at: Floats, update: int) -> "_Columns":
+def _reports(each: Round, needed: int, version: Ints, asked_at: Floats, rank: Ints) -> "_Columns":
     """What arrives while a version is open: gradients for it, and late ones for earlier ones."""
     began, arrives, turn = each.began[0], each.arrives[0], each.turn[0]
     # Late for an earlier version: reported when it is free, which is when it begins this one.
     late = np.flatnonzero(each.takes_part[0] & (began > each.opened[0]))
-    in_time = np.flatnonzero(arrives <= each.closed[0])
-    if len(in_time) != needed:
-        raise Tie
-    return _Columns(
+    in_time = np.lexsort((rank, arrives))[:needed]
+    newest = each.number - 1
+    columns = _Columns(
         t=np.concatenate([began[late], arrives[in_time]]),
         worker=np.concatenate([late, in_time]),
         turn=np.concatenate([turn[late], turn[in_time] + 1]),
-        version=np.concatenate([version[late], np.full(needed, update - 1)]),
+        version=np.concatenate([version[late], np.full(needed, newest)]),
         asked_at=np.concatenate([asked_at[late], began[in_time]]),
-    ).in_order()
+    )
+    return columns.take(np.lexsort((rank[columns.worker], columns.t)))
 
 
 # ----------------------------------------------------------------------------------- free running
@@ -143,10 +155,7 @@ def free_records(
     total = updates * per_update
     arrival, compute_s = _free_arrivals(times, spec, total)
     workers, count = arrival.shape
-    order = np.argsort(arrival, axis=None)[: total + 1]
-    if np.any(np.diff(arrival.ravel()[order]) == 0):
-        raise Tie
-    order = order[:total]
+    order = _in_order(arrival, compute_s, total)
     place = np.full(workers * count, total)  # of each gradient among all arrivals
     place[order] = np.arange(total)
     # A worker is asked when its previous gradient arrives, with the version that this left behind.
@@ -173,11 +182,42 @@ def free_records(
         on_update(update)
     end = gradients[-1].t
     turn = np.bincount(accepted.worker, minlength=workers)  # finished, and index of the next
-    every = np.arange(workers)
-    busy = every[every != givers[-1]]
-    records += _given_up(busy, end, updates, turn + 1, version[every, turn], asked_at[every, turn])
+    busy = np.flatnonzero(np.arange(workers) != givers[-1])
+    turn = turn[busy]
+    work = _Columns(
+        np.full(len(busy), end), busy, turn + 1, version[busy, turn], asked_at[busy, turn]
+    )
+    records += _given_up(work, updates, compute_s[busy, turn])
     records.append(Ended(end, updates))
     return records
+
+
+def _in_order(arrival: Floats, compute_s: Floats, total: int) -> Ints:
+    """The first `total` arrivals as places in the flat array, in the order of the shell.
+
+    Arrivals at the same moment come in the order in which they were asked for, which is the order
+    of the arrivals before them; so ties are resolved one after the other.
+    """
+    if not compute_s.all():
+        raise Tie
+    count = arrival.shape[1]
+    order = np.argsort(arrival, axis=None, kind="stable")
+    t = arrival.ravel()[order]
+    end = int(np.searchsorted(t, t[total - 1], side="right"))
+    order, t = order[:end], t[:end]
+    begins = np.flatnonzero(np.diff(t, prepend=-1.0))
+    ends = np.append(begins[1:], end)
+    if len(begins) < end:
+        place = np.empty(arrival.size, dtype=np.int64)
+        place[order] = np.arange(end)
+        tied = ends - begins > 1
+        for i, j in zip(begins[tied].tolist(), ends[tied].tolist(), strict=True):
+            group = order[i:j]
+            # The first gradients of all were asked for in the order of the workers.
+            before = np.where(group % count, place[group - 1], group // count - arrival.size)
+            order[i:j] = group = group[np.argsort(before)]
+            place[group] = np.arange(i, j)
+    return order[:total]
 
 
 def _free_arrivals(times: TimeModel, spec: RunSpec, total: int) -> tuple[Floats, Floats]:
@@ -206,15 +246,19 @@ class _Columns:
     version: Ints
     asked_at: Floats
 
-    def in_order(self) -> "_Columns":
-        """The same, by time."""
-        order = np.argsort(self.t)
-        t = self.t[order]
-        if np.any(np.diff(t) == 0):
-            raise Tie
+    def take(self, order: Ints) -> "_Columns":
+        """The same in another order."""
         return _Columns(
-            t, self.worker[order], self.turn[order], self.version[order], self.asked_at[order]
+            self.t[order],
+            self.worker[order],
+            self.turn[order],
+            self.version[order],
+            self.asked_at[order],
         )
+
+    def has_ties(self) -> bool:
+        """Whether two things happen at the same moment; they must be in order."""
+        return bool(np.any(np.diff(self.t) == 0))
 
     def records(
         self, fates: list[Fate], staleness: Ints, compute_s: Floats, samples: int
@@ -236,12 +280,11 @@ class _Columns:
         ]
 
 
-def _given_up(
-    who: Ints, t: float, updates: int, turn: Ints, version: Ints, asked_at: Floats
-) -> list[Gradient]:
-    """Records of work that these workers give up at time t; the columns are of all workers."""
-    columns = _Columns(np.full(len(who), t), who, turn[who], version[who], asked_at[who])
-    staleness, spent_s = updates - columns.version, t - columns.asked_at
+def _given_up(columns: "_Columns", updates: int, whole_s: Floats) -> list[Gradient]:
+    """Records of work that is given up; `whole_s` is what it would have taken."""
+    staleness = updates - columns.version
+    spent_s = np.minimum(whole_s, columns.t - columns.asked_at)
+    who = columns.worker
     return columns.records([Fate.CANCELLED] * len(who), staleness, spent_s, samples=0)
 
 
