@@ -116,7 +116,7 @@ def one_line(answer: Answer, code: int) -> str:
 
 OPTIONS = {
     "simulate": "--policy --workers --latency --steps --until --replay --network --faults --late "
-    "--batch --min-workers --seed --trace --plot --json",
+    "--batch --min-workers --seed --save --plot --json",
     "plan": "--workers --latency --trace --noise-scale --updates-table --updates --policies "
     "--network --faults --late --batch --seed --plot --json",
     "trace check": "--json",
@@ -288,7 +288,7 @@ RULES = ["sync", "backup:1", "batchsync:4", "deadline", "async", "softsync:2", "
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_trace_that_simulate_wrote_is_sound(rule: str, call: Call) -> None:
-    assert call("simulate", *SMALL, "-p", rule, "--trace", "run.jsonl").code == 0
+    assert call("simulate", *SMALL, "-p", rule, "--save", "run.jsonl").code == 0
     answer = call("trace", "check", "run.jsonl")
     assert (answer.code, answer.err) == (0, "")
     assert f"run.jsonl is sound: sim of {rule}, 3 workers, 20 updates in " in answer.words
@@ -296,7 +296,7 @@ def test_a_trace_that_simulate_wrote_is_sound(rule: str, call: Call) -> None:
 
 
 def test_trace_check_as_json_is_the_summary_that_simulate_gave(call: Call) -> None:
-    told = call("simulate", *SMALL, "-p", "backup:1", "--trace", "run.jsonl", "--json")
+    told = call("simulate", *SMALL, "-p", "backup:1", "--save", "run.jsonl", "--json")
     assert call("trace", "check", "run.jsonl", "--json").json == told.json[0]
 
 
@@ -330,14 +330,14 @@ def test_a_sync_run_replayed_under_sync_takes_the_same_time_exactly(
     latency: str, call: Call
 ) -> None:
     words = ("simulate", "-p", "sync", "--json", "--steps", "40")
-    told = call(*words, "-w", "4", "-l", latency, "--trace", "run.jsonl", "--seed", "6").json
+    told = call(*words, "-w", "4", "-l", latency, "--save", "run.jsonl", "--seed", "6").json
     replayed = call(*words, "--replay", "run.jsonl").json
     assert replayed[0]["seconds"] == told[0]["seconds"]
     assert replayed == told
 
 
 def test_a_replay_of_a_sync_run_leaves_nothing_to_chance(call: Call) -> None:
-    call("simulate", *SMALL, "-p", "sync", "--trace", "run.jsonl")
+    call("simulate", *SMALL, "-p", "sync", "--save", "run.jsonl")
     answer = call("simulate", "-p", "backup:1", "--steps", "20", "--replay", "run.jsonl")
     assert answer.code == 0
     assert "all 60 computation times are as recorded" in answer.words
@@ -543,11 +543,11 @@ WRONG = {
     "a fault of nobody": ("simulate -w 3 --faults 'kill 3 at 1s'", 2, "kill 3"),
     "a fault of nobody in a plan": ("plan -w 3 --faults 'kill 3 at 1s'", 2, "kill 3"),
     "a fault before the beginning": ("simulate --faults 'kill 0 at -1s'", 2, "-1s"),
-    "a trace of several rules": ("simulate --trace x.jsonl -p sync -p async", 2, "--trace"),
-    "a trace of a round": ("simulate --trace x.jsonl", 2, "--trace"),
-    "a trace in a missing directory": ("simulate -p sync --trace no/x.jsonl", 3, "no/x.jsonl"),
-    "a trace in a file": ("simulate -p sync --trace empty/x.jsonl", 3, "empty/x.jsonl"),
-    "a trace that is a directory": ("simulate -p sync --trace .", 3, "cannot write ."),
+    "a trace of several rules": ("simulate --save x.jsonl -p sync -p async", 2, "--save"),
+    "a trace of a round": ("simulate --save x.jsonl", 2, "--save"),
+    "a trace in a missing directory": ("simulate -p sync --save no/x.jsonl", 3, "no/x.jsonl"),
+    "a trace in a file": ("simulate -p sync --save empty/x.jsonl", 3, "empty/x.jsonl"),
+    "a trace that is a directory": ("simulate -p sync --save .", 3, "cannot write ."),
     "a figure of an unknown kind": ("simulate -p sync --plot x.xyz", 2, "x.xyz"),
     "a figure without an ending": ("simulate -p sync --plot figure", 2, "figure"),
     "a figure in a missing directory": ("simulate -p sync --plot no/x.png", 2, "no/x.png"),
@@ -714,7 +714,7 @@ def test_a_progress_that_nobody_watches_is_silent(
 
 
 def test_a_trace_of_a_long_run_is_read_again_in_full(call: Call) -> None:
-    call("simulate", "-w", "5", "--steps", "400", *LATENCY, "-p", "sync", "--trace", "run.jsonl")
+    call("simulate", "-w", "5", "--steps", "400", *LATENCY, "-p", "sync", "--save", "run.jsonl")
     trace = read_trace("run.jsonl")
     assert sum(1 for _ in trace.updates()) == 400
     assert sum(1 for _ in trace.gradients()) == 2000

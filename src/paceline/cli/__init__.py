@@ -146,7 +146,9 @@ def simulate(
     batch: Batch = 32,
     min_workers: Annotated[int, typer.Option(help="With fewer alive the run pauses.")] = 1,
     seed: Seed = 0,
-    trace: Annotated[Path | None, typer.Option(help="Write the trace here (one policy).")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Save the trace in this file; needs one --policy.")
+    ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.inputs import read_inputs
-from paceline.cli.show import Patience, human_seconds, print_json, print_table
+from paceline.cli.show import Patience, human_seconds, print_json, print_table, three_digits
 from paceline.cli.simulate import COLUMNS, comparison_rows
 from paceline.core.policies import POLICIES, Backup, parse_policy
 from paceline.core.policy import Policy
@@ -147,7 +147,7 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
             f"{o.updates:,.0f}",
             human_seconds(o.seconds),
             f"{result.sync.seconds / o.seconds:.2f}",
-            f"{o.machine_hours:.3g}",
+            three_digits(o.machine_hours),
         ]
         for o in reversed(shown)
     ]
@@ -160,7 +160,7 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
         share = 1 - cheap.machine_hours / result.sync.machine_hours
         print(
             f"Cheapest that is no slower than sync: keep the {cheap.machines} fastest machines, "
-            f"backup:{cheap.backups}, {cheap.machine_hours:.3g} machine-hours "
+            f"backup:{cheap.backups}, {three_digits(cheap.machine_hours)} machine-hours "
             f"({100 * share:.0f} % fewer)."
         )
     for assumption in result.assumptions:

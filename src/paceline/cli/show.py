@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-__all__ = ["Patience", "human_bytes", "human_seconds", "percent", "print_json", "print_table"]
+__all__ = [
+    "Patience",
+    "human_bytes",
+    "human_seconds",
+    "percent",
+    "print_json",
+    "print_table",
+    "three_digits",
+]
 
 PATIENCE_S = 2.0
 
@@ -18,23 +26,28 @@ _SMALL_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _LARGE_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
+def three_digits(value: float) -> str:
+    """1.74, 51.2, 236, 6,100: never a power of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def human_seconds(seconds: float) -> str:
     """Three digits and a unit: 51.2 ms, 1.74 s, 2.5 h."""
     for size, unit in _LARGE_UNITS:
         if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
+            return f"{three_digits(seconds / size)} {unit}"
     for size, unit in _SMALL_UNITS:
         if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return "0 s" if seconds == 0 else f"{seconds:.3g} s"
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{three_digits(seconds / 1e-6)} us"
 
 
 def human_bytes(size: float) -> str:
     """Three digits and a unit: 12.5 MB."""
     for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.3g} B"
+            return f"{three_digits(size / scale)} {unit}"
+    return f"{three_digits(size)} B"
 
 
 def percent(share: float) -> str:

@@ -12,6 +12,7 @@ from paceline.cli.show import (
     percent,
     print_json,
     print_table,
+    three_digits,
 )
 from paceline.errors import SpecError
 from paceline.sim.simulate import simulate
@@ -36,13 +37,13 @@ def run(policy: list[str] | None, **options: Any) -> None:
         options["steps"] = DEFAULT_STEPS
     inputs = read_inputs(options, options["replay"], in_order=True)
     policies = policy or _round_of_policies(inputs.spec.workers)
-    if options["trace"] is not None and len(policies) > 1:
-        raise SpecError("--trace writes one trace; give one --policy with it")
+    if options["save"] is not None and len(policies) > 1:
+        raise SpecError("--save saves one trace; give one --policy with it")
     check_ending(options["plot"])
     until = parse_seconds(options["until"], "--until") if options["until"] else None
     traces = [_simulate(each, inputs, until) for each in policies]
-    if options["trace"] is not None:
-        write_trace(traces[0], options["trace"])
+    if options["save"] is not None:
+        write_trace(traces[0], options["save"])
     moved = [trace for trace in traces if any(trace.updates())]
     if options["plot"] is not None and moved:
         draw_comparison(moved, options["plot"])
@@ -109,7 +110,7 @@ def comparison_rows(summaries: list[Summary], traffic: bool = False) -> list[lis
     for s in summaries:
         row = [
             s.policy,
-            f"{s.updates_per_s:.3g}",
+            three_digits(s.updates_per_s),
             human_seconds(s.step_s.mean),
             human_seconds(s.step_s.p99),
             f"{s.staleness_mean:.2f}",

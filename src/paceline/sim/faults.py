@@ -7,7 +7,7 @@
     freeze 3 at 10s for 5s     alive, but stands still; what it computes takes so much longer
     freeze any every 1m for 5s
 
-Several are separated by semicolons.
+Several are separated by semicolons. A freeze does not hold up bytes that are on their way.
 """
 
 import re
