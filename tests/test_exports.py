@@ -67,7 +67,7 @@ def test_the_public_names_are_all_that_is_listed() -> None:
 
 def test_a_name_that_is_not_public_is_not_there() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
-        paceline.nonsense  # noqa: B018
+        paceline.nonsense  # noqa: B018 - reading it is the test
 
 
 def test_type_checkers_see_every_public_name() -> None:

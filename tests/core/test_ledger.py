@@ -38,7 +38,7 @@ def test_the_next_tally_is_that_of_the_next_update_and_to_ask_for_it_makes_none(
     assert ledger.next_tally is ledger.tallies[7]
     ledger.version = 8
     with pytest.raises(KeyError):
-        ledger.next_tally  # noqa: B018
+        ledger.next_tally  # noqa: B018 - reading it is the test
     assert ledger.tallies.keys() == {7, 8}
 
 
