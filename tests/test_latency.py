@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from paceline.errors import SpecError
 from paceline.latency import (
-    LATENCY_FORMS,
     Constant,
     Distribution,
     Exponential,
@@ -490,15 +489,6 @@ latencies = st.builds(
 def test_what_is_printed_reads_back_as_its_equal(latency: Latency) -> None:
     assert parse_latency(str(latency)) == latency
     assert parse_latency(str(latency).replace(" ", "")) == latency
-
-
-def test_forms_for_help_can_all_be_read() -> None:
-    lines = [line.split("  ", 1) for line in LATENCY_FORMS.splitlines()]
-    assert len(lines) == 11
-    for form, meaning in lines:
-        example = meaning.partition("as in ")[2]
-        assert parse_latency(example or form)
-        assert example.partition(":")[0] == form.partition(":")[0] or not example
 
 
 EXP = "; write exp:mean[,shift=] as in exp:20ms,shift=50ms"

@@ -24,7 +24,7 @@ from paceline.errors import (
     TraceError,
 )
 
-__all__ = ["app", "main"]
+__all__ = ["EXIT_FAILED", "app", "main"]
 
 EXIT_CODES: dict[type[PacelineError], int] = {
     SpecError: 2,

@@ -68,7 +68,7 @@ def run(trace: Path | None, **options: Any) -> None:
 def _batch(pilot: Trace) -> int:
     """Samples in a gradient of the pilot run, on average."""
     seen = [g.samples for g in pilot.gradients() if g.samples]
-    return round(sum(seen) / len(seen))
+    return round(sum(seen) / len(seen)) if seen else DEFAULT_BATCH
 
 
 def _convergence(

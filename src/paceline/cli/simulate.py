@@ -4,6 +4,7 @@
 import sys
 from typing import Any
 
+from paceline.cli import EXIT_FAILED
 from paceline.cli.inputs import Inputs, read_inputs
 from paceline.cli.show import (
     Patience,
@@ -23,7 +24,6 @@ from paceline.watch.trace import Ended, Trace, write_trace
 
 __all__ = ["COLUMNS", "comparison_rows", "run"]
 
-FAILED = 1
 DEFAULT_STEPS = 1000
 SHOWN_WORKERS = 40
 
@@ -90,7 +90,7 @@ def _exit_if_failed(traces: list[Trace]) -> None:
             failures.append(f"{trace.header.policy}: ended before its first update")
     if failures:
         print(f"paceline: {'; '.join(failures)}", file=sys.stderr)
-        sys.exit(FAILED)
+        sys.exit(EXIT_FAILED)
 
 
 def _print(summaries: list[Summary], inputs: Inputs) -> None:

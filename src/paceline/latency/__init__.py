@@ -18,11 +18,10 @@ from paceline.latency.distributions import (
     Sum,
     Weibull,
 )
-from paceline.latency.grammar import LATENCY_FORMS, parse_latency
+from paceline.latency.grammar import parse_latency
 from paceline.latency.streams import Latency, Phases, Recorded, TimeModel, TimeStream
 
 __all__ = [
-    "LATENCY_FORMS",
     "Constant",
     "Distribution",
     "Exponential",

@@ -9,8 +9,7 @@
               | 'phases x' factor 'for' duration 'every' duration ['on worker' ids]
 
 Ids are such as 7 or 0,3-5. Between bars the first percentage is the weight of the alternative;
-without bars it belongs to its term. `LATENCY_FORMS` has the names and settings, and what a value
-prints reads back as its equal.
+without bars it belongs to its term. What a value prints reads back as its equal.
 """
 
 import re
@@ -37,7 +36,7 @@ from paceline.latency.streams import Latency, Phases
 from paceline.latency.text import parse_ids, split_percent
 from paceline.spec import parse_number, parse_seconds, split_call
 
-__all__ = ["LATENCY_FORMS", "parse_latency"]
+__all__ = ["parse_latency"]
 
 _PLUS = re.compile(r"(?<!\d[eE])\+")  # the plus of 1e+3 adds nothing
 _SLOWER = re.compile(r"workers?\s*(.*?)\s*x\s*(.*)")
@@ -49,19 +48,6 @@ _PHASES = re.compile(
 _KINDS: dict[str, type[Named]] = {
     kind.name(): kind for kind in (Constant, Exponential, LogNormal, Gamma, Pareto, Weibull)
 }
-
-LATENCY_FORMS = "\n".join(
-    f"{form:<33}  {meaning}"
-    for form, meaning in (
-        ("50ms", "always so long; the units are us, ms, s, m and h"),
-        *((kind.form(), f"as in {kind.example}") for kind in _KINDS.values()),
-        ("50ms + 5% exp:500ms", "a sum; what has a percentage happens so often"),
-        ("95% 50ms | 5% exp:500ms", "one or the other; together 100%"),
-        ("50ms; workers 0,3-5 x2.2", "these workers always take 2.2 times as long"),
-        ("50ms; phases x3 for 5s every 60s", "slow phases that last; also: on workers 0,3-5"),
-    )
-)
-"""Every form that `parse_latency` reads, a line each, for --help."""
 
 
 def parse_latency(text: str) -> Latency:
