@@ -31,6 +31,7 @@ PUBLIC = [
     "Sync",
     "TraceError",
     "convergence",
+    "join",
     "parse_policy",
     "plan",
     "read_trace",

@@ -11,10 +11,11 @@ import paceline
 SRC = Path(paceline.__file__).parent
 FACADE = "paceline"
 
-BOTTOM = {"errors", "spec", "latency"}
+BOTTOM = {"errors", "release", "spec", "latency"}
 MIDDLE = BOTTOM | {"core"}
 MAY_IMPORT = {
     "errors": set(),
+    "release": set(),
     "spec": {"errors"},
     "latency": {"errors", "spec"},
     "core": {"errors", "spec"},

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         parse_policy,
     )
     from paceline.core.policy import Policy
+    from paceline.run.script import join
     from paceline.sim import convergence
     from paceline.sim.cluster import Cluster
     from paceline.sim.planner import plan
@@ -64,6 +65,7 @@ __all__ = [
     "Sync",
     "TraceError",
     "convergence",
+    "join",
     "parse_policy",
     "plan",
     "read_trace",
@@ -76,6 +78,7 @@ _HOMES = {
     "Policy": "paceline.core.policy",
     "RunSpec": "paceline.spec",
     "Cluster": "paceline.sim.cluster",
+    "join": "paceline.run.script",
     "plan": "paceline.sim.planner",
     "simulate": "paceline.sim.simulate",
     "summarize": "paceline.watch.summary",

@@ -8,7 +8,6 @@ file of its name, which is loaded when the verb is called.
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +22,7 @@ from paceline.errors import (
     SpecError,
     TraceError,
 )
+from paceline.release import RELEASE
 
 __all__ = ["EXIT_FAILED", "app", "main"]
 
@@ -99,7 +99,7 @@ Plot = Annotated[
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(version("paceline"))
+        print(RELEASE)
         raise typer.Exit
 
 
@@ -202,6 +202,61 @@ def plan(
     machine-hours to the target. Example: paceline plan -w 40 -l "1.4s + exp:150ms + 2% exp:1.2s"
     """
     _verb("plan").run(**locals())
+
+
+@app.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+def run(
+    script: Annotated[Path, typer.Argument(help="A PyTorch script that calls paceline.join().")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What the script is given.", show_default=False)
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", "-w", help="How many workers.")] = 4,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            "-p",
+            help="The rule: sync, backup:b, batchsync:k, deadline:q, async, softsync:c, ssp:s, "
+            "delayed:k.",
+        ),
+    ] = "sync",
+    steps: Annotated[int | None, typer.Option(help="End after so many updates.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="End when so many samples have come into updates.")
+    ] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="End when so many times the data has. [default: 1, if nothing else]"),
+    ] = None,
+    late: Late = "cancel",
+    requeue: Annotated[
+        bool, typer.Option(help="Whether batches whose gradient was dropped come again.")
+    ] = True,
+    ema: Annotated[
+        float | None, typer.Option(help="Keep a moving average of the weights, e.g. 0.9999.")
+    ] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Clip the averaged gradient to this norm.")
+    ] = None,
+    slow: Annotated[
+        str,
+        typer.Option(
+            help="Let each gradient take at least as long as this latency says, e.g. "
+            "'50ms + 5% exp:500ms; worker 3 x2'; see paceline simulate --help."
+        ),
+    ] = "",
+    min_workers: Annotated[int, typer.Option(help="With fewer alive the run pauses.")] = 1,
+    seed: Seed = 0,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the run. [default: runs/SCRIPT-NUMBER]")
+    ] = None,
+) -> None:
+    """Train: run a script with many workers on this machine.
+
+    What comes after the script is given to it. Example: paceline run -w 8 -p backup:1 --steps 500
+    train.py --lr 0.1
+    """
+    _verb("run").run(**locals())
 
 
 @trace_app.command("check", epilog=EPILOG)

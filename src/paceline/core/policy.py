@@ -44,6 +44,11 @@ class Policy:
         """Whether no gradient is ever too old for it, so that there is never one to cancel."""
         return False
 
+    @property
+    def versions_kept(self) -> int:
+        """How many of the newest versions a worker may yet be sent to; the shell keeps as many."""
+        return 1
+
     def validate(self, spec: RunSpec) -> None:
         """Raise `SpecError` unless this rule can run with that spec."""
 

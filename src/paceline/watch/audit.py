@@ -74,7 +74,7 @@ def _check_end(record: Ended, expected: Ended | None, decider: Decider, place: s
     if expected is None:
         sound = record.version == decider.ledger.version and record.t >= decider.ledger.now
     else:
-        sound = record == expected
+        sound = record == msgspec.structs.replace(expected, reason=record.reason)
     if not sound:
         raise TraceError(f"{place}: {_difference(record, expected)}")
 
@@ -116,6 +116,10 @@ def _measured(record: Record) -> Measured | None:
 
 def _decided(record: Record) -> Record:
     """The record without what no policy can know."""
-    if isinstance(record, Gradient | Update):
-        return msgspec.structs.replace(record, sq_norm=None)
-    return record
+    match record:
+        case Gradient():
+            return msgspec.structs.replace(record, sq_norm=None)
+        case Update():
+            return Update(record.t, record.update, record.contributors, record.wanted)
+        case _:
+            return record

@@ -9,10 +9,11 @@ Records are plain typed values; this room computes nothing from them but the eve
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -44,6 +45,7 @@ __all__ = [
     "Header",
     "Joined",
     "Left",
+    "Made",
     "Measured",
     "Paused",
     "Record",
@@ -140,6 +142,8 @@ class Update(_Line, tag="update", frozen=True):
     contributors: tuple[int, ...]
     wanted: Whole
     sq_norm: Amount | None = None  # of the averaged gradient, where it was measured
+    apply_s: Amount = 0  # spent on adding up, stepping and publishing
+    scalars: dict[str, float] = {}  # what the scripts logged, averaged over the contributors
 
 
 class Timer(_Line, tag="timer", frozen=True):
@@ -188,6 +192,8 @@ class _Format(msgspec.Struct, tag="header"):
 
 T = TypeVar("T")
 
+_NOTHING_MADE: Mapping[int, "Made"] = MappingProxyType({})
+
 _FORMAT = msgspec.json.Decoder(_Format)
 _RECORD = msgspec.json.Decoder(Record)
 _HEADER = msgspec.json.Decoder(Header)
@@ -201,6 +207,16 @@ class Measured:
     compute_s: float = 0.0
     pulled_bytes: float = 0.0
     pushed_bytes: float = 0.0
+    sq_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What only the shell knows of an update."""
+
+    sq_norm: float | None = None
+    apply_s: float = 0.0
+    scalars: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +262,11 @@ def event_of(record: Record) -> Event | None:
 
 
 def record_event(
-    event: Event, actions: list[Action], version: int, measured: Measured | None = None
+    event: Event,
+    actions: list[Action],
+    version: int,
+    measured: Measured | None = None,
+    made: Mapping[int, Made] = _NOTHING_MADE,
 ) -> list[Record]:
     """The records of one event and of what was decided on it.
 
@@ -257,8 +277,7 @@ def record_event(
     for action in actions:
         match action:
             case ApplyUpdate():
-                contributors = tuple([c.worker for c in action.contributions])
-                records.append(Update(event.time, action.update, contributors, action.wanted))
+                records.append(_update(event.time, action, made.get(action.update)))
             case Pause():
                 records.append(Paused(event.time, action.reason))
             case Resume():
@@ -266,6 +285,14 @@ def record_event(
             case _:
                 pass
     return records
+
+
+def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
+    contributors = tuple([c.worker for c in action.contributions])
+    if made is None:
+        return Update(time, action.update, contributors, action.wanted)
+    known = (made.sq_norm, made.apply_s, made.scalars)
+    return Update(time, action.update, contributors, action.wanted, *known)
 
 
 def _record(event: Event, actions: list[Action], version: int, measured: Measured | None) -> Record:
@@ -304,6 +331,7 @@ def _gradient(
         event.samples if type(event) is GradientArrived else 0,
         measured.pulled_bytes,
         measured.pushed_bytes,
+        measured.sq_norm,
     )
 
 

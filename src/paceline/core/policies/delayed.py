@@ -34,6 +34,11 @@ class Delayed(Policy):
         if self.k < 0:
             raise SpecError(f"k must be >= 0, got {self.k}; use 0 for sync")
 
+    @property
+    def versions_kept(self) -> int:
+        """The newest and the k before it."""
+        return self.k + 1
+
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
         """The first of the next k + 1 updates that it has not given to."""
         for update in range(ledger.version + 1, ledger.version + self.k + 2):

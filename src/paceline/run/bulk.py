@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tensors between processes of one host: memory that has no name.
+
+A region is an anonymous file in memory; its descriptor travels over the control connection and both
+sides map it. Having no name, nothing of it is left behind whatever is killed, and the size of
+/dev/shm does not bound it. It is sealed against shrinking, so that no peer can pull the memory away
+from under another.
+"""
+
+import fcntl
+import mmap
+import os
+import warnings
+from errno import ENOMEM, ENOSPC
+
+import torch
+
+from paceline.errors import ProtocolError, SpecError
+
+__all__ = ["Region"]
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Region:
+    """Memory that several processes see."""
+
+    def __init__(self, fd: int, size: int | None = None, *, writable: bool = True) -> None:
+        """Map a descriptor, which stays the caller's, so far or all of it.
+
+        Raises ProtocolError if it is not sealed memory of that size.
+        """
+        try:
+            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+            there = os.fstat(fd).st_size
+            size = there if size is None else size
+            if not sealed or there < size:
+                raise ProtocolError(f"expected sealed memory of at least {size} bytes")
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            # Touched at once: otherwise the first step would pay for every page.
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._map = mmap.mmap(fd, max(size, 1), flags=flags, prot=protection)
+        except OSError as error:
+            raise ProtocolError(f"cannot map the memory of a peer: {error.strerror}") from None
+        self.size = size
+
+    @classmethod
+    def create(cls, size: int, what: str) -> tuple["Region", int]:
+        """Make one of zeros; return it and its descriptor. `what` names it in the error."""
+        fd = os.memfd_create(f"paceline-{what}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            # Reserved now, so that too little memory is an error here and not a crash later.
+            os.posix_fallocate(fd, 0, max(size, 1))
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(fd, size), fd
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (ENOSPC, ENOMEM):
+                raise SpecError(
+                    f"{size / 1e6:.0f} MB of shared memory for the {what} cannot be had; give the "
+                    "machine more memory, or use fewer workers or a smaller model"
+                ) from None
+            raise
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def tensor(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+        """A flat tensor on this memory, with a storage of its own, from a byte on."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        with warnings.catch_warnings():
+            # That memory is for reading only is meant: it is the server's.
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)

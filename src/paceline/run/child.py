@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A process of a run from its first line to its last: become somebody, then execute the script.
+
+It is forked from a process in which torch is loaded already, and must not load it by itself: the
+launcher, which names what is to be done here, is quick because it has no torch.
+"""
+
+import ctypes
+import faulthandler
+import os
+import random
+import runpy
+import signal
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from paceline.run.environment import Identity, adopt
+
+__all__ = ["Task", "main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process is to be and to do."""
+
+    who: Identity
+    script: Path
+    arguments: tuple[str, ...]
+    seed: int
+    threads: int
+
+
+def main(task: Task, out: Connection, err: Connection) -> None:
+    """Execute the script as that process; its output goes to these pipes."""
+    _die_with_parent()
+    os.setsid()  # so that Ctrl-C reaches the launcher alone, which ends the run in good order
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    out.close()
+    err.close()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()  # tells the line that wrote to the parameters, which are the server's
+    adopt(task.who, task.threads)
+    _seed(task)
+    sys.argv = [str(task.script), *task.arguments]
+    sys.path[0:1] = [str(task.script.parent)]
+    try:
+        runpy.run_path(str(task.script), run_name="__main__")
+    finally:
+        sys.stdout.flush()
+
+
+def _die_with_parent() -> None:
+    """Nobody is left behind: the fork server dies with the launcher, and we with it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _seed(task: Task) -> None:
+    """Forked processes would all draw the same numbers, and other ones in each run."""
+    number = -1 if task.who.worker is None else task.who.worker
+    random.seed(f"{task.seed} {number}")
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(random.getrandbits(32))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The workers of a run, from the server's side: who is here, and telling them things.
+
+Nothing here decides. A message that cannot be sent makes its peer a lost one, which the server
+finds in `lost` when it has done what it was at.
+"""
+
+import os
+
+from paceline.errors import PeerLost, ProtocolError
+from paceline.release import RELEASE
+from paceline.run import wire
+from paceline.run.layout import difference
+from paceline.run.options import OptionBook
+from paceline.run.peers import Peer
+from paceline.run.settings import Settings
+from paceline.run.shard import Place, Shard
+from paceline.run.state import pack, unpack
+
+__all__ = ["Crew"]
+
+
+class Crew:
+    """All workers that take part, those that are parked among them."""
+
+    def __init__(self, settings: Settings, shard: Shard) -> None:
+        self.members: dict[int, Peer] = {}
+        self.lost: list[tuple[Peer, str]] = []  # who, and why
+        self.options = OptionBook()
+        self._settings = settings
+        self._shard = shard
+
+    @property
+    def active(self) -> list[Peer]:
+        """Those that are not parked."""
+        return [peer for peer in self.members.values() if not peer.is_parked]
+
+    def welcome(self, peer: Peer, message: wire.Join) -> None:
+        """Take a worker in, if it is one of this run; raises ProtocolError if it is not."""
+        worker = message.worker
+        if peer.worker is not None:
+            raise ProtocolError(f"worker {peer.worker} has joined already")
+        if worker in self.members:
+            raise ProtocolError(f"there is a worker {worker} already; give this one another number")
+        if message.release != RELEASE:
+            raise ProtocolError(f"it has Paceline {message.release}, the run has {RELEASE}")
+        unlike = difference(message.contents, self._shard.common.contents)
+        if unlike:
+            raise ProtocolError(f"its script is not that of the run: {unlike}")
+        slot, fd = self._shard.new_slot()
+        settings = self._settings
+        welcome = wire.Welcome(
+            workers=settings.spec.workers,
+            late=settings.spec.late,
+            slow=settings.slow,
+            seed=settings.spec.seed,
+            requeue=settings.requeue,
+            averages=settings.ema is not None,
+        )
+        try:
+            peer.channel.send(welcome, fd, self._shard.constants_fd)
+        finally:
+            os.close(fd)
+        peer.worker, peer.slot = worker, slot
+        self.members[worker] = peer
+
+    def send_work(self, worker: int, turn: int, version: int) -> None:
+        """Let the worker compute at this version, and tell it what became of its last gradient."""
+        peer = self.members[worker]
+        place = self._shard.read(worker, version)
+        work = wire.Work(
+            turn,
+            version,
+            place.number,
+            place.number not in peer.places,
+            self._shard.steps_at(version),
+            self.options.since(peer.options_known),
+            peer.seen,
+        )
+        peer.options_known, peer.seen = self.options.edition, None
+        self._send_with_place(peer, work, place)
+
+    def send_over(self, peer: Peer, failure: str) -> None:
+        """Tell that the run has ended, and where its last version lies."""
+        place = self._shard.newest
+        over = wire.Over(
+            self._shard.version,
+            place.number,
+            place.number not in peer.places,
+            tuple(self._shard.steps),
+            failure,
+            peer.seen,
+        )
+        peer.seen = None
+        self._send_with_place(peer, over, place)
+
+    def _send_with_place(self, peer: Peer, message: wire.Work | wire.Over, place: Place) -> None:
+        peer.places.add(place.number)
+        self.send(peer, message, *([place.fd] if message.place_is_new else []))
+
+    def send(self, peer: Peer, message: object, *fds: int) -> None:
+        """Send a message; a peer that cannot be reached is lost."""
+        try:
+            peer.channel.send(message, *fds)
+        except PeerLost as error:
+            self.lost.append((peer, str(error)))
+
+    def give_state(self, peer: Peer, message: wire.StateWanted) -> None:
+        """Send a worker the state that it asks for."""
+        tree, fd = pack(self._shard.state(message.what, message.optimizer), message.what)
+        try:
+            self.send(peer, wire.State(tree), fd)
+        finally:
+            os.close(fd)
+
+    def take_state(self, peer: Peer, message: wire.StateGiven) -> None:
+        """Load the state that a worker sends."""
+        fd = peer.channel.take_fd()
+        try:
+            self._shard.load_state(message.optimizer, unpack(message.tree, fd))
+        finally:
+            os.close(fd)

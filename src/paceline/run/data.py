@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A worker's data: an endless stream of its own, in which dropped batches come again.
+
+A `DataLoader` that shuffles is made to draw from the whole data set in an order of the worker's
+own; one that does not begins at a place of its own. A sampler that the script brings is kept.
+Streams have no epochs: one ends when the run has made its last update.
+
+`Batches` knows which batches went into which gradient. It learns that from the backward pass: what
+was handed out last when a gradient touched a parameter is what it was computed on.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+__all__ = ["Batch", "Batches", "Stream", "count_samples", "samples_in_epoch"]
+
+
+@dataclass(eq=False)
+class Batch:
+    """What a loader handed out."""
+
+    value: Any
+    samples: int
+    is_used: bool = False  # a gradient was computed on it
+    is_accepted: bool = False  # and one was accepted
+
+
+class Batches:
+    """Which batches the gradients in the making were computed on."""
+
+    def __init__(self, optimizers: int) -> None:
+        self._latest: dict[int, Batch] = {}  # by stream
+        self._pending: list[dict[Batch, int]] = [{} for _ in range(optimizers)]  # their streams
+
+    def take(self, stream: int, batch: Batch) -> None:
+        """A stream has handed this out."""
+        self._latest[stream] = batch
+
+    def touch(self, optimizer: int) -> None:
+        """A gradient of a parameter of this optimizer was computed."""
+        pending = self._pending[optimizer]
+        for stream, batch in self._latest.items():
+            pending[batch] = stream
+            batch.is_used = True
+
+    def discard(self, optimizer: int) -> None:
+        """What was computed for this optimizer was thrown away."""
+        self._pending[optimizer].clear()
+
+    def settle(self, optimizer: int, accepted: bool) -> None:
+        """The gradient for this optimizer was pushed."""
+        for batch in self._pending[optimizer]:
+            batch.is_accepted |= accepted
+        self._pending[optimizer].clear()
+
+    def samples(self, optimizer: int) -> int:
+        """How many samples the gradient for this optimizer is of; 1 where no loader tells."""
+        by_stream: dict[int, int] = {}
+        for batch, stream in self._pending[optimizer].items():
+            by_stream[stream] = by_stream.get(stream, 0) + batch.samples
+        return max(by_stream.values(), default=1)
+
+    def is_pending(self, batch: Batch) -> bool:
+        """Whether a gradient that was not pushed yet was computed on it."""
+        return any(batch in pending for pending in self._pending)
+
+
+class Stream:
+    """What a script iterates over in place of its loader."""
+
+    def __init__(
+        self,
+        loader: Any,
+        number: int,
+        batches: Batches,
+        is_over: Callable[[], bool],
+        requeue: bool,
+    ) -> None:
+        self._loader = loader
+        self._number = number
+        self._batches = batches
+        self._is_over = is_over
+        self._requeue = requeue
+        self._again: deque[Batch] = deque()
+        self._handed_out: list[Batch] = []
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        fresh = self._endless()
+        while not self._is_over():
+            self._take_back()
+            if self._again:
+                batch = self._again.popleft()
+                batch.is_used = False
+            else:
+                value = next(fresh, _END)
+                if value is _END:
+                    return
+                batch = Batch(value, count_samples(value))
+            if self._is_over():
+                return
+            self._batches.take(self._number, batch)
+            self._handed_out.append(batch)
+            yield batch.value
+
+    def _endless(self) -> Iterator[Any]:
+        """The loader over and over again; it ends if a whole pass gives nothing."""
+        epoch = 0
+        while True:
+            set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+            empty = True
+            for value in self._loader:
+                empty = False
+                yield value
+            if empty:
+                return
+            epoch += 1
+
+    def _take_back(self) -> None:
+        """Look at what was handed out: what came to nothing is given again."""
+        still = []
+        for batch in self._handed_out:
+            if batch.is_accepted:
+                continue
+            if self._batches.is_pending(batch):
+                still.append(batch)
+            elif batch.is_used and self._requeue:
+                self._again.append(batch)
+        self._handed_out = still
+
+
+_END = object()
+
+
+class _OwnOrder(Sampler[int]):
+    """All samples over and over, in an order that depends on the seed and the worker alone."""
+
+    def __init__(self, size: int, shuffle: bool, seed: int, worker: int, workers: int) -> None:
+        self._size = size
+        self._shuffle = shuffle
+        self._begin = worker % workers * size // workers
+        self._generator = torch.Generator()
+        # As far apart as can be: neighbouring seeds of one generator may resemble each other.
+        self._generator.manual_seed((seed * 1_000_003 + worker) * 0x9E3779B97F4A7C15 % 2**63)
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            if self._shuffle:
+                yield from torch.randperm(self._size, generator=self._generator).tolist()
+            else:
+                yield from ((self._begin + i) % self._size for i in range(self._size))
+
+
+def own_stream(loader: Any, seed: int, worker: int, workers: int) -> Any:
+    """The loader with an order of the worker's own, unless the script brings its own sampler."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    sampler = loader.sampler
+    if type(sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
+        return loader
+    dataset: Any = loader.dataset
+    if not len(dataset) or getattr(sampler, "replacement", False):
+        return loader
+    shuffle = type(sampler) is RandomSampler
+    return DataLoader(
+        dataset,
+        batch_size=loader.batch_size,
+        sampler=_OwnOrder(len(dataset), shuffle, seed, worker, workers),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def samples_in_epoch(loader: Any) -> int | None:
+    """How many samples the loader's data set has; None where it does not tell."""
+    data: Any = loader.dataset if isinstance(loader, DataLoader) else loader
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def count_samples(value: Any) -> int:
+    """How many samples a batch has: the first length that can be found in it."""
+    if isinstance(value, Tensor):
+        return int(value.shape[0]) if value.dim() else 1
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in value:
+            if isinstance(item, Tensor | Mapping | list | tuple):
+                return count_samples(item)
+        return max(1, len(value))
+    return 1

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Who this process is in a run: told by its environment, which only this room reads and writes.
+
+The token is in a file that only its owner can read; the environment has the path of it.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import SpecError
+
+__all__ = ["Identity", "adopt", "identity", "threads", "variables"]
+
+_ROLE = "PACELINE_ROLE"
+_ADDRESS = "PACELINE_ADDRESS"
+_TOKEN_FILE = "PACELINE_TOKEN_FILE"
+_WORKER = "PACELINE_WORKER"
+_RUN_DIR = "PACELINE_RUN_DIR"
+_THREADS = "PACELINE_THREADS"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process of a run."""
+
+    address: str
+    token_file: Path
+    run_dir: Path
+    worker: int | None  # None: it is the server
+
+    def token(self) -> str:
+        """The secret of the run."""
+        try:
+            return self.token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"cannot read the token in {self.token_file}: {error}") from None
+
+
+def variables(who: Identity) -> dict[str, str]:
+    """The environment that makes a process this one."""
+    found = {
+        _ROLE: "server" if who.worker is None else "worker",
+        _ADDRESS: who.address,
+        _TOKEN_FILE: str(who.token_file),
+        _RUN_DIR: str(who.run_dir),
+    }
+    if who.worker is not None:
+        found[_WORKER] = str(who.worker)
+    return found
+
+
+def adopt(who: Identity, threads: int) -> None:
+    """Make this process that one, with so many threads for its tensors."""
+    os.environ.update(variables(who))
+    os.environ[_THREADS] = str(threads)
+
+
+def threads() -> int | None:
+    """How many threads this process is to use; None: nobody said."""
+    told = os.environ.get(_THREADS, "")
+    return int(told) if told.isdecimal() and int(told) > 0 else None
+
+
+def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
+    """Who this process is; None: nobody, it was started by hand."""
+    environ = os.environ if environ is None else environ
+    role = environ.get(_ROLE)
+    if role is None:
+        return None
+    if role not in ("server", "worker"):
+        raise SpecError(f"{_ROLE} must be 'server' or 'worker', got {role!r}")
+    needed = [_ADDRESS, _TOKEN_FILE] + ([_WORKER] if role == "worker" else [_RUN_DIR])
+    missing = [name for name in needed if not environ.get(name)]
+    if missing:
+        raise SpecError(f"{_ROLE} is {role!r}, but {', '.join(missing)} is not set")
+    worker = None
+    if role == "worker":
+        if not environ[_WORKER].isdecimal():
+            raise SpecError(f"{_WORKER} must be the number of a worker, got {environ[_WORKER]!r}")
+        worker = int(environ[_WORKER])
+    return Identity(
+        environ[_ADDRESS], Path(environ[_TOKEN_FILE]), Path(environ.get(_RUN_DIR, ".")), worker
+    )

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A worker's tensors: its models point at the server's parameters, its gradients at its slot.
+
+The parameters of the script's models are pointed at the memory in which the server wrote them: to
+load a version is to point at another place, or to do nothing where the server made the update in
+place. That memory is for reading only. Gradients are moved to the slot as the backward pass makes
+them, one parameter at a time and while they are in the cache.
+
+Parameters on another device, and those that a module changes by itself, are copied instead.
+"""
+
+from collections.abc import Callable, Iterable
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import SpecError
+from paceline.run.bulk import Region
+from paceline.run.layout import Common, Layout, Views, lay_out_constants, tensors
+from paceline.run.sums import square
+
+__all__ = ["Replica", "written_by_modules"]
+
+TOO_LARGE = 1e308  # stands for the squared norm of a gradient whose square is beyond its type
+
+
+class Replica:
+    """The tensors of one worker."""
+
+    def __init__(self, common: Common, copied: Iterable[Tensor], stage: bool = False) -> None:
+        """`copied`: parameters that are not to be pointed.
+
+        With `stage` all parameters are treated as if they were on another device.
+        """
+        self._common = common
+        self._layout = Layout.of(common.contents)
+        self._places: dict[int, Views] = {}
+        self._at: Views | None = None  # where the parameters point at
+        self._pointed: list[tuple[int, int, Tensor]] = []
+        self._copied: list[tuple[int, int, Tensor]] = []
+        self._staged: set[int] = set()
+        copied_ids = {id(tensor) for tensor in copied}
+        for i, own in enumerate(common.parameters):
+            for j, parameter in enumerate(own):
+                if stage or parameter.device.type != "cpu":
+                    self._staged.add(id(parameter))
+                moves = id(parameter) in copied_ids | self._staged
+                (self._copied if moves else self._pointed).append((i, j, parameter))
+
+    @property
+    def place_bytes(self) -> int:
+        """The size of a slot and of a place."""
+        return self._layout.size
+
+    @property
+    def constants_bytes(self) -> int:
+        """The size of the memory with the constants."""
+        return lay_out_constants(self._common.contents)[1]
+
+    @torch.no_grad()
+    def take_constants(self, region: Region) -> None:
+        """Load what no optimizer steps; it never changes."""
+        section, _ = lay_out_constants(self._common.contents)
+        for own, theirs in zip(self._common.constants, tensors(section, region), strict=True):
+            own.copy_(theirs)
+
+    def take_slot(self, region: Region) -> None:
+        """Have gradients live there."""
+        self._slot = self._layout.view(region)
+
+    def take_place(self, number: int, region: Region) -> None:
+        """A place in which versions may lie."""
+        self._places[number] = self._layout.view(region)
+
+    @torch.no_grad()
+    def load(self, place: int) -> None:
+        """Have the parameters and buffers that lie in that place."""
+        views = self._places[place]
+        if views is not self._at:
+            for i, j, parameter in self._pointed:
+                parameter.data = views.parameters[i][j]
+            self._at = views
+        for i, j, parameter in self._copied:
+            parameter.copy_(views.parameters[i][j])
+        if views.buffers:
+            torch._foreach_copy_(self._common.buffers, views.buffers)
+        if views.counters:
+            torch._foreach_copy_(self._common.counters, views.counters)
+
+    def on_gradients(self, then: Callable[[int], None]) -> None:
+        """Move each new gradient to the slot; then call with the number of its optimizer."""
+        for i, own in enumerate(self._common.parameters):
+            for j, parameter in enumerate(own):
+                if parameter.requires_grad:
+                    self._watch(parameter, i, self._slot.parameters[i][j], then)
+
+    def _watch(
+        self, parameter: Tensor, optimizer: int, view: Tensor, then: Callable[[int], None]
+    ) -> None:
+        is_staged = id(parameter) in self._staged
+
+        def on_gradient(parameter: Tensor) -> None:
+            if not is_staged and parameter.grad is not view:
+                _move(parameter, view)
+            then(optimizer)
+
+        parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def collect(self, optimizer: int) -> tuple[tuple[int, ...], float]:
+        """See that everything is in the slot.
+
+        Returns the parameters of this optimizer that have no gradient, and the squared norm of all
+        others; it is not finite if any number among them is not.
+        """
+        unused = []
+        views = self._slot.parameters[optimizer]
+        for j, parameter in enumerate(self._common.parameters[optimizer]):
+            grad, view = parameter.grad, views[j]
+            if grad is None:
+                unused.append(j)
+                view.zero_()
+            elif id(parameter) in self._staged:
+                _check(grad, view)
+                view.copy_(grad)
+            elif grad is not view:
+                _move(parameter, view)
+        if self._slot.buffers:
+            torch._foreach_copy_(self._slot.buffers, self._common.buffers)
+        if self._slot.counters:
+            torch._foreach_copy_(self._slot.counters, self._common.counters)
+        flats = self._slot.flats[optimizer]
+        sq_norm = sum(map(square, flats))
+        if not isfinite(sq_norm) and all(bool(flat.isfinite().all()) for flat in flats):
+            sq_norm = TOO_LARGE
+        return tuple(unused), sq_norm
+
+
+@torch.no_grad()
+def _move(parameter: Tensor, view: Tensor) -> None:
+    """Put the parameter's gradient into the slot, and let it live there."""
+    grad = parameter.grad
+    assert grad is not None
+    _check(grad, view)
+    view.copy_(grad)
+    parameter.grad = view
+
+
+def _check(grad: Tensor, view: Tensor) -> None:
+    if grad.is_sparse:
+        raise SpecError("a sparse gradient cannot be exchanged; make the layer with sparse=False")
+    if grad.shape != view.shape or grad.dtype != view.dtype:
+        raise SpecError(
+            f"a parameter was {view.dtype}{list(view.shape)} in run.prepare() and its gradient is "
+            f"{grad.dtype}{list(grad.shape)} now; a model cannot change its shape during a run"
+        )
+
+
+def written_by_modules(models: Iterable[nn.Module]) -> list[Tensor]:
+    """Parameters that a module changes in its forward pass, so that each worker needs its own."""
+    return [
+        module.weight
+        for model in models
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+    ]

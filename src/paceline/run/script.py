@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a script sees: `paceline.join()` gives a `Run`, whose `prepare` makes everything else work.
+
+Every process of a run executes the same script. In a worker, `prepare` joins the run and the
+script goes on. In the server, `prepare` takes models, optimizers and schedulers as they are, serves
+the run to its end, and never returns: so optimizers of any class, the script's own too, step on the
+server without being sent anywhere. Started by hand, a script is an ordinary one-worker run.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paceline.core.decider import Decider
+from paceline.core.events import Fate
+from paceline.core.policies import parse_policy
+from paceline.errors import SpecError
+from paceline.run.channel import listen
+from paceline.run.data import Stream, own_stream, samples_in_epoch
+from paceline.run.door import Door
+from paceline.run.environment import Identity, identity, threads
+from paceline.run.layout import gather
+from paceline.run.optimizer import pace
+from paceline.run.recorder import Recorder
+from paceline.run.replica import Replica, written_by_modules
+from paceline.run.server import Server
+from paceline.run.settings import Settings
+from paceline.run.shard import Shard
+from paceline.run.worker import Last, Worker
+from paceline.watch.trace import Header
+
+__all__ = ["Run", "join"]
+
+
+def join() -> "Run":
+    """Take part in the run that this process was started for; started by hand, be one alone."""
+    who = identity()
+    if who is None:
+        return Alone()
+    if (count := threads()) is not None:
+        torch.set_num_threads(count)
+    return ServerRun(who) if who.worker is None else WorkerRun(who)
+
+
+class Run:
+    """One process's view of a run."""
+
+    worker: int = 0
+    """The number of this worker."""
+
+    version: int = 0
+    """How many updates the parameters have had that this worker has."""
+
+    finished: bool = False
+    """Whether the run has made its last update."""
+
+    last: Last | None = None
+    """What became of the last gradient; None before the first."""
+
+    def __init__(self) -> None:
+        self._is_prepared = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0: for what is to be done once, such as printing."""
+        return self.worker == 0
+
+    def prepare(self, *things: Any) -> Any:
+        """Take models, optimizers, schedulers and loaders into the run; once, with all of them.
+
+        Returns them in the same order; one alone is returned as it is.
+        """
+        if self._is_prepared:
+            raise SpecError("run.prepare() was called twice; give it everything in one call")
+        self._is_prepared = True
+        prepared = self._prepare(Things.sort(things))
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
+        """`loss.backward()`, which ends early once the gradient is of no use any more."""
+        loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
+
+    def log(self, **scalars: float) -> None:
+        """Log numbers; the trace has their average over the contributors of each update."""
+
+    @contextmanager
+    def averaged_weights(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Let the model have the moving average of its weights, where the run keeps one."""
+        yield model
+
+    def _prepare(self, things: "Things") -> list[Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Things:
+    """What a script prepares, sorted."""
+
+    given: tuple[Any, ...]
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+    schedulers: list[LRScheduler]
+    loaders: list[Any]
+
+    @classmethod
+    def sort(cls, given: Sequence[Any]) -> "Things":
+        """Tell them apart; raises SpecError at what a run cannot work with."""
+        found = cls(tuple(given), [], [], [], [])
+        for thing in given:
+            if isinstance(thing, nn.Module):
+                found.models.append(thing)
+            elif isinstance(thing, Optimizer):
+                found.optimizers.append(thing)
+            elif isinstance(thing, ReduceLROnPlateau):
+                raise SpecError(
+                    "a scheduler that follows a metric cannot be prepared, for the learning rate "
+                    "must follow from the version; step it in one worker (run.is_first) instead"
+                )
+            elif isinstance(thing, LRScheduler):
+                found.schedulers.append(thing)
+            elif hasattr(thing, "__iter__"):
+                found.loaders.append(thing)
+            else:
+                raise SpecError(
+                    "run.prepare() takes models, optimizers, schedulers and loaders, got "
+                    f"{type(thing).__qualname__}"
+                )
+        for scheduler in found.schedulers:
+            if scheduler.optimizer not in found.optimizers:
+                raise SpecError("prepare a scheduler together with its optimizer")
+        return found
+
+
+class Alone(Run):
+    """A script that was started by hand: an ordinary run of one worker."""
+
+    def _prepare(self, things: Things) -> list[Any]:
+        for optimizer in things.optimizers:
+            optimizer.register_step_post_hook(self._count)
+        return list(things.given)
+
+    def _count(self, *_: Any) -> None:
+        self.last = Last(Fate.ACCEPTED, self.version, 0, 1, 0.0)
+        self.version += 1
+
+
+class WorkerRun(Run):
+    """A worker of a run."""
+
+    def __init__(self, who: Identity) -> None:
+        super().__init__()
+        assert who.worker is not None
+        self.worker = who.worker
+        self._who = who
+        self._worker: Worker | None = None
+
+    def _prepare(self, things: Things) -> list[Any]:
+        if not things.optimizers:
+            raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
+        common = gather(things.models, things.optimizers)
+        replica = Replica(common, written_by_modules(things.models), stage=False)
+        worker = self._worker = Worker(self._who, common, things.schedulers, replica)
+        self._common = common
+        for number, optimizer in enumerate(things.optimizers):
+            pace(optimizer, number, worker)
+        for scheduler in things.schedulers:
+            # The script's calls do nothing: the learning rate follows the version.
+            scheduler.step = _do_nothing  # type: ignore[method-assign]
+        for model in things.models:
+            model.register_load_state_dict_pre_hook(_refuse_to_load)  # type: ignore[no-untyped-call]
+        worker.begin()
+        if self.worker:
+            # Scripts seed all processes alike; dropout and the like must still differ.
+            torch.manual_seed(torch.initial_seed() + self.worker)
+        return [self._prepared(thing, things, worker) for thing in things.given]
+
+    def _prepared(self, thing: Any, things: Things, worker: Worker) -> Any:
+        if not any(thing is loader for loader in things.loaders):
+            return thing
+        number = next(i for i, loader in enumerate(things.loaders) if loader is thing)
+        welcome = worker.welcome
+        own = own_stream(thing, welcome.seed, worker.number, welcome.workers)
+        return Stream(own, number, worker.batches, lambda: worker.is_over, welcome.requeue)
+
+    @property
+    def _joined(self) -> Worker:
+        if self._worker is None:
+            raise SpecError("call run.prepare() first")
+        return self._worker
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        """How many updates the parameters have had that this worker has."""
+        return 0 if self._worker is None else self._worker.version
+
+    @property
+    def finished(self) -> bool:  # type: ignore[override]
+        """Whether the run has made its last update."""
+        return self._worker is not None and self._worker.is_over
+
+    @property
+    def last(self) -> Last | None:  # type: ignore[override]
+        """What became of the last gradient; None before the first."""
+        return None if self._worker is None else self._worker.last
+
+    def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
+        """`loss.backward()`, which ends early once the gradient is of no use any more."""
+        self._joined.backward(loss, *arguments, **options)
+
+    def log(self, **scalars: float) -> None:
+        """Log numbers; the trace has their average over the contributors of each update."""
+        self._joined.log(scalars)
+
+    @contextmanager
+    def averaged_weights(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Let the model have the moving average of its weights, where the run keeps one."""
+        if not self._joined.welcome.averages:
+            yield model
+            return
+        mine = {id(p) for p in model.parameters()}
+        saved = []
+        for own, means in zip(self._common.parameters, self._joined.averages(), strict=True):
+            for parameter, mean in zip(own, means, strict=True):
+                if id(parameter) in mine:
+                    saved.append((parameter, parameter.data))
+                    parameter.data = mean.to(parameter.device)
+        try:
+            yield model
+        finally:
+            for parameter, data in saved:
+                parameter.data = data
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _refuse_to_load(*_: Any) -> NoReturn:
+    raise SpecError(
+        "load weights before run.prepare(): after it the parameters are the server's, and what is "
+        "loaded here would be lost"
+    )
+
+
+class ServerRun(Run):
+    """The server of a run."""
+
+    worker = -1
+
+    def __init__(self, who: Identity) -> None:
+        super().__init__()
+        self._who = who
+
+    def _prepare(self, things: Things) -> list[Any]:
+        if not things.optimizers:
+            raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
+        settings = _with_samples(Settings.read(self._who.run_dir / "spec.json"), things.loaders)
+        decider = Decider(parse_policy(settings.policy), settings.spec)
+        common = gather(things.models, things.optimizers)
+        shard = Shard(common, things.schedulers, settings, decider.policy.versions_kept)
+        door = Door(listen(self._who.address), self._who.token())
+        door.stop_on(signal.SIGTERM, signal.SIGINT)
+        about = {"torch": str(torch.__version__)}
+        header = Header.of("run", decider.policy, settings.spec, about)
+        recorder = Recorder(self._who.run_dir / "trace.jsonl", header)
+        failure = Server(settings, decider, shard, door, recorder).serve()
+        if failure:
+            print(f"the run failed: {failure}", file=sys.stderr, flush=True)
+        raise SystemExit(1 if failure else 0)
+
+
+def _with_samples(settings: Settings, loaders: list[Any]) -> Settings:
+    """The settings with epochs said in samples."""
+    if settings.epochs is None:
+        return settings
+    sizes = [size for loader in loaders if (size := samples_in_epoch(loader))]
+    if not sizes:
+        raise SpecError("how long an epoch is cannot be told without a loader; use --steps")
+    return msgspec.structs.replace(settings, samples=round(settings.epochs * sizes[0]), epochs=None)

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The real shell around the core: receive, decide, perform, record.
+
+Theory of operation
+    One thread, one loop. Whatever a worker says becomes an event with the time at which it was
+    read; the decider answers with actions, which are performed in their order: tensors by the
+    shard, everything else by a message. The event and what was decided go into the trace. A run has
+    no other state than the ledger of the decider, the tensors of the shard, and what each peer was
+    told last.
+
+    A worker's death is its connection closing. A worker that was stopped is found by asking the
+    system; it leaves the run, and joins again with the first word that it says.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from time import monotonic
+from typing import Any
+
+from paceline.core.decider import Decider
+from paceline.core.events import (
+    Accept,
+    Action,
+    ApplyUpdate,
+    Cancel,
+    Drop,
+    Event,
+    Fate,
+    Finish,
+    GradientArrived,
+    Pause,
+    Resume,
+    SendParams,
+    StartTimer,
+    StopRequested,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.errors import PeerLost, ProtocolError
+from paceline.run import wire
+from paceline.run.crew import Crew
+from paceline.run.door import Door
+from paceline.run.options import set_option
+from paceline.run.peers import Peer, is_stopped
+from paceline.run.progress import Progress
+from paceline.run.recorder import Recorder
+from paceline.run.scalars import Scalars
+from paceline.run.settings import Settings
+from paceline.run.shard import Shard
+from paceline.run.sums import Piece
+from paceline.watch.trace import Ended, Made, Measured, record_event
+
+__all__ = ["Server"]
+
+TICK_S = 0.5  # how often the server looks after things that nobody tells it
+NON_FINITE_MAX = 100  # gradients without an update between them, for each worker, until it ends
+
+
+class Server:
+    """One run, from the server's side."""
+
+    def __init__(
+        self, settings: Settings, decider: Decider, shard: Shard, door: Door, recorder: Recorder
+    ) -> None:
+        self._settings = settings
+        self._decider = decider
+        self._shard = shard
+        self._door = door
+        self._recorder = recorder
+        self._crew = Crew(settings, shard)
+        self._progress = Progress(settings.spec)
+        self._scalars = Scalars()
+        self._timers: list[tuple[float, int]] = []
+        self._made: dict[int, Made] = {}  # updates that the present event has led to
+        self._samples = 0  # that came into updates
+        self._samples_wanted = settings.samples
+        self._refusals = 0  # of gradients that were not finite, since the last update
+        self._end: Ended | None = None
+        self._failure = ""
+        self._began = monotonic()
+        self._handlers: dict[type, Callable[[Peer, Any], None]] = {
+            wire.Join: self._on_join,
+            wire.Gradient: self._on_gradient,
+            wire.Abandoned: self._on_abandoned,
+            wire.StateWanted: self._on_state_wanted,
+            wire.StateGiven: self._on_state_given,
+        }
+        self._performers: dict[type[Action], Callable[[Any, float], None]] = {
+            ApplyUpdate: self._apply,
+            SendParams: self._send_params,
+            Cancel: self._cancel,
+            StartTimer: lambda action, _: heappush(self._timers, (action.at, action.timer)),
+            Pause: lambda action, _: self._progress.say(f"paused: {action.reason}"),
+            Resume: lambda _, __: self._progress.begin(),
+            Finish: self._finish,
+        }
+
+    def serve(self) -> str:
+        """Run to the end, until everybody has gone; return why it failed, "" if it did not."""
+        next_tick = self._began
+        while self._end is None or self._crew.active:
+            if monotonic() >= next_tick:
+                self._tick()
+                next_tick = monotonic() + TICK_S
+            for peer in self._door.wait(self._wait_s(next_tick)):
+                self._hear(peer)
+            self._fire_timers()
+            self._lose_the_lost()
+            if self._door.stop_wanted and self._end is None:
+                self._door.stop_wanted = False
+                self._tell(StopRequested(self._now()))
+        self._recorder.write([self._end])
+        self._recorder.close()
+        self._door.shut()
+        return self._failure
+
+    def _now(self) -> float:
+        return monotonic() - self._began
+
+    def _wait_s(self, next_tick: float) -> float:
+        until = next_tick - self._began
+        if self._timers:
+            until = min(until, self._timers[0][0])
+        return max(0.0, until - self._now())
+
+    # ------------------------------------------------------------------------ hearing of workers
+
+    def _hear(self, peer: Peer) -> None:
+        try:
+            for message in self._door.hear(peer):
+                self._handlers[type(message)](peer, message)
+        except ProtocolError as error:
+            self._lose(peer, f"broke the rules: {error}", tell_it=str(error))
+        except PeerLost as error:
+            self._lose(peer, str(error))
+
+    def _lose(self, peer: Peer, reason: str, tell_it: str = "") -> None:
+        self._door.close(peer, tell_it)
+        if peer.worker is None:
+            if tell_it:
+                self._progress.say(f"refused a stranger: {reason}")
+        elif self._crew.members.get(peer.worker) is peer:
+            del self._crew.members[peer.worker]
+            if not peer.is_parked:
+                self._leave(peer.worker, peer, reason)
+
+    def _lose_the_lost(self) -> None:
+        while self._crew.lost:
+            self._lose(*self._crew.lost.pop())
+
+    def _leave(self, worker: int, peer: Peer, reason: str) -> None:
+        self._shard.free_slot(worker)
+        self._shard.leave(worker)
+        lost = None if peer.asked_at is None else Measured(peer.asked_at)
+        peer.asked_at = None
+        if self._end is None:
+            self._progress.say(f"worker {worker} left: {reason}")
+        self._tell(WorkerLeft(self._now(), worker, reason), lost)
+
+    def _on_join(self, peer: Peer, message: wire.Join) -> None:
+        self._crew.welcome(peer, message)
+        self._join(peer, message.worker)
+
+    def _join(self, peer: Peer, worker: int) -> None:
+        self._tell(WorkerJoined(self._now(), worker))
+        if self._end is not None:
+            self._crew.send_over(peer, self._failure)
+
+    def _on_gradient(self, peer: Peer, message: wire.Gradient) -> None:
+        worker = self._reporter(peer)
+        if worker is None:
+            return
+        self._check_gradient(worker, message)
+        now = self._now()
+        asked_at = now if peer.asked_at is None else peer.asked_at
+        measured = Measured(asked_at, message.compute_s, sq_norm=message.sq_norm)
+        if self._is_of_another_optimizer(worker, message):
+            self._report(peer, WorkAbandoned(now, worker, message.turn), measured)
+        else:
+            finite = message.cancelled or message.sq_norm is not None
+            turn, version, samples = message.turn, message.version, message.samples
+            event = GradientArrived(now, worker, turn, version, samples, finite)
+            self._report(peer, event, measured, message)
+
+    def _on_abandoned(self, peer: Peer, message: wire.Abandoned) -> None:
+        worker = self._reporter(peer)
+        if worker is not None:
+            now = self._now()
+            asked_at = now if peer.asked_at is None else peer.asked_at
+            measured = Measured(asked_at, message.compute_s)
+            self._report(peer, WorkAbandoned(now, worker, message.turn), measured)
+
+    def _reporter(self, peer: Peer) -> int | None:
+        """Who reports; None: one that was parked. Its work is void, and it begins anew."""
+        worker = _member(peer)
+        if not peer.is_parked:
+            return worker
+        peer.is_parked = False
+        self._progress.say(f"worker {worker} is back")
+        self._join(peer, worker)
+        return None
+
+    def _check_gradient(self, worker: int, message: wire.Gradient) -> None:
+        parameters = self._shard.common.parameters
+        if message.optimizer >= len(parameters):
+            raise ProtocolError(f"there is no optimizer {message.optimizer}")
+        if max(message.unused, default=-1) >= len(parameters[message.optimizer]):
+            raise ProtocolError(f"there is no parameter {max(message.unused)}")
+        if message.cancelled and self._decider.would_accept(worker):
+            raise ProtocolError(f"nobody has cancelled turn {message.turn}")
+
+    def _is_of_another_optimizer(self, worker: int, message: wire.Gradient) -> bool:
+        """Whether others have begun the same update with another optimizer.
+
+        Rules that mix the turns of workers mix their optimizers too; all others keep in step.
+        """
+        member = self._decider.ledger.members.get(worker)
+        if self._decider.policy.repeats or member is None or member.work is None:
+            return False
+        other = self._shard.optimizer_of(member.work.update)
+        return other is not None and other != message.optimizer
+
+    def _report(
+        self,
+        peer: Peer,
+        event: GradientArrived | WorkAbandoned,
+        measured: Measured,
+        gradient: wire.Gradient | None = None,
+    ) -> None:
+        asked_at, peer.asked_at = peer.asked_at, None
+        self._shard.leave(event.worker)
+        try:
+            self._tell(event, measured, gradient)
+        except ProtocolError:
+            peer.asked_at = (
+                asked_at  # the work is lost with the peer, and the trace says since when
+            )
+            raise
+
+    def _on_state_wanted(self, peer: Peer, message: wire.StateWanted) -> None:
+        _member(peer)
+        self._crew.give_state(peer, message)
+
+    def _on_state_given(self, peer: Peer, message: wire.StateGiven) -> None:
+        _member(peer)
+        self._crew.take_state(peer, message)
+
+    # --------------------------------------------------------------------- deciding, performing
+
+    def _tell(
+        self, event: Event, measured: Measured | None = None, gradient: wire.Gradient | None = None
+    ) -> None:
+        version = self._decider.ledger.version
+        actions = self._decider.handle(event)
+        self._made = {}
+        for action in actions:
+            if isinstance(action, Accept) and gradient is not None:
+                self._accept(action, gradient)
+            elif isinstance(action, Drop):
+                self._drop(action, version)
+            else:
+                self._performers[type(action)](action, event.time)
+        self._recorder.write(record_event(event, actions, version, measured, self._made))
+        wanted = self._samples_wanted
+        if wanted is not None and self._samples >= wanted and self._end is None:
+            self._samples_wanted = None
+            self._tell(StopRequested(self._now()))
+
+    def _accept(self, action: Accept, gradient: wire.Gradient) -> None:
+        peer = self._crew.members[action.worker]
+        assert peer.slot is not None
+        staleness = action.update - 1 - action.version
+        peer.seen = wire.Seen(Fate.ACCEPTED, action.version, staleness, 0)
+        peer.given_to = action.update
+        for option in gradient.options:
+            if self._crew.options.enter(option, action.version):
+                set_option(self._shard.common.optimizers, option)
+        self._scalars.give(action.update, gradient.samples, gradient.scalars)
+        piece = Piece(
+            action.worker,
+            gradient.optimizer,
+            gradient.samples,
+            self._decider.policy.scale(staleness),
+            frozenset(gradient.unused),
+            peer.slot,
+        )
+        self._shard.give(action.update, piece)
+
+    def _drop(self, action: Drop, version: int) -> None:
+        peer = self._crew.members[action.worker]
+        peer.seen = wire.Seen(action.fate, action.version, version - action.version, 0)
+        peer.given_to = None
+        if action.fate is Fate.NON_FINITE:
+            self._refusals += 1
+            if self._refusals >= NON_FINITE_MAX * max(1, len(self._crew.active)):
+                self._fail(
+                    f"the last {self._refusals} gradients all had a NaN or an infinity in them; "
+                    "lower the learning rate, or look at the data"
+                )
+
+    def _apply(self, action: ApplyUpdate, time: float) -> None:
+        del time
+        applied = self._shard.apply(action.update)
+        self._refusals = 0
+        self._samples += sum(c.samples for c in action.contributions)
+        for contribution in action.contributions:
+            peer = self._crew.members.get(contribution.worker)
+            if peer is not None and peer.seen is not None and peer.given_to == action.update:
+                count = len(action.contributions)
+                peer.seen = wire.Seen(Fate.ACCEPTED, peer.seen.version, peer.seen.staleness, count)
+        scalars = self._scalars.take(action.update)
+        sq_norm = applied.sq_norm if applied.is_sound else None
+        self._made[action.update] = Made(sq_norm, applied.apply_s, scalars)
+        if not applied.is_sound:
+            self._progress.say(f"update {action.update} was not finite: nothing was stepped")
+        self._progress.updated(action, len(self._crew.active), scalars)
+
+    def _send_params(self, action: SendParams, time: float) -> None:
+        self._shard.free_slot(action.worker)
+        self._crew.members[action.worker].asked_at = time
+        self._crew.send_work(action.worker, action.turn, action.version)
+
+    def _cancel(self, action: Cancel, time: float) -> None:
+        del time
+        if self._settings.spec.late == "cancel":
+            self._crew.send(self._crew.members[action.worker], wire.Cancel(action.turn))
+
+    def _finish(self, action: Finish, time: float) -> None:
+        unused = tuple(c.worker for c in action.unused)
+        self._end = Ended(time, action.version, unused, self._failure or "finished")
+        self._progress.end(action.version, self._samples)
+        for peer in self._crew.active:
+            self._crew.send_over(peer, self._failure)
+
+    def _fail(self, why: str) -> None:
+        """The run can come to nothing: let it end, and say why."""
+        if not self._failure:
+            self._failure = why
+            self._door.stop_wanted = True
+
+    # ------------------------------------------------------------------------- looking after it
+
+    def _fire_timers(self) -> None:
+        ledger = self._decider.ledger
+        while self._timers and self._timers[0][0] <= self._now():
+            _, timer = heappop(self._timers)
+            if timer == ledger.timer and ledger.timer_runs and self._end is None:
+                self._tell(TimerFired(self._now(), timer))
+
+    def _tick(self) -> None:
+        """Look after what nobody tells: who was stopped, what the run waits for, the trace."""
+        self._recorder.flush()
+        self._progress.tick(len(self._crew.active), self._decider.ledger.begun)
+        for worker, peer in list(self._crew.members.items()):
+            if not peer.is_parked and peer.pid is not None and is_stopped(peer.pid):
+                peer.is_parked = True
+                self._leave(worker, peer, "stopped")
+
+
+def _member(peer: Peer) -> int:
+    """Who this is; raises ProtocolError if it has not joined."""
+    if peer.worker is None:
+        raise ProtocolError("it must join before anything else")
+    return peer.worker

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a real run is told beside its `RunSpec`, and the file that tells it to the server."""
+
+from pathlib import Path
+
+import msgspec
+
+from paceline.core.policies import parse_policy
+from paceline.errors import SpecError
+from paceline.latency import parse_latency
+from paceline.spec import RunSpec
+
+__all__ = ["Settings"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a run is told; nothing of it changes while it lasts."""
+
+    spec: RunSpec
+    policy: str = "sync"
+
+    samples: int | None = None
+    """The run ends when so many samples have come into updates."""
+
+    epochs: float | None = None
+    """The run ends when so many times the data set has come into updates."""
+
+    ema: float | None = None
+    """The server keeps a moving average of the weights: old x ema + new x (1 - ema)."""
+
+    clip_norm: float | None = None
+    """The averaged gradient of an update is clipped to this norm."""
+
+    slow: str = ""
+    """A latency: each gradient takes at least as long as it says."""
+
+    requeue: bool = True
+    """Whether a worker gets the batch again whose gradient was dropped."""
+
+    def __post_init__(self) -> None:
+        parse_policy(self.policy).validate(self.spec)
+        if self.slow:
+            parse_latency(self.slow)
+        if self.samples is not None and self.samples < 1:
+            raise SpecError(f"samples must be >= 1, got {self.samples}")
+        if self.epochs is not None and not self.epochs > 0:
+            raise SpecError(f"epochs must be > 0, got {self.epochs}")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise SpecError(f"ema must be between 0 and 1, got {self.ema}; 0.9999 is usual")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise SpecError(f"clip_norm must be > 0, got {self.clip_norm}")
+
+    def write(self, path: Path) -> None:
+        """Write it for the server, and for people."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        """Read what `write` wrote; raises SpecError that names the file."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except OSError as error:
+            raise SpecError(f"cannot read {path}: {error.strerror}") from None
+        except msgspec.MsgspecError as error:
+            raise SpecError(f"{path}: {error}") from None
