@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Real runs of real scripts on real processes, in a fraction of a second each.
+
+The fork server with torch in it is started once and serves all tests.
+"""
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.run.launch import Launch
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+from paceline.watch.audit import audit
+from paceline.watch.trace import Trace, read_trace
+
+SPEC = ("workers", "steps", "min_workers", "late", "seed")
+
+PREAMBLE = """
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from torch.nn import functional as F
+import paceline
+OUT = Path(sys.argv[1])
+
+def keep(run, **values):
+    torch.save(values, OUT / f"worker-{run.worker}.pt")
+
+"""
+
+
+@dataclass
+class Ran:
+    """What came of a run."""
+
+    code: int
+    out: str  # what all processes printed, with their names in front
+    err: str
+    trace: Trace
+    kept: dict[int, dict[str, Any]]  # what each worker gave to `keep`
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a script. It begins with the usual imports, and `keep(run, name=value)`."""
+
+    def write(source: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(PREAMBLE + textwrap.dedent(source), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def launch(
+    tmp_path: Path, script: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ran]:
+    """Run the source of a script with these settings, and check its trace."""
+    count = 0
+
+    def run(source: str, *, workers: int = 2, steps: int | None = 10, **options: Any) -> Ran:
+        nonlocal count
+        count += 1
+        run_dir = tmp_path / f"run-{count}"
+        run_dir.mkdir()
+        spec = {name: options.pop(name) for name in SPEC if name in options}
+        settings = Settings(spec=RunSpec(workers=workers, steps=steps, **spec), **options)
+        path = script(source)
+        capsys.readouterr()
+        code = Launch(settings, path, (str(run_dir),), run_dir).run()
+        printed = capsys.readouterr()
+        trace_file = run_dir / "trace.jsonl"
+        assert trace_file.exists(), printed.out + printed.err
+        trace = read_trace(trace_file)
+        audit(trace)
+        kept = {
+            int(file.stem.removeprefix("worker-")): torch.load(file)
+            for file in run_dir.glob("worker-*.pt")
+        }
+        return Ran(code, printed.out, printed.err, trace, kept)
+
+    return run
