@@ -37,8 +37,10 @@ check: $(READY)  ## lint, format, types
 test: check      ## check, then every test
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
 
-bench: $(READY)  ## how fast the simulator is
+bench: $(READY)  ## how fast: the simulator; a step beside DDP; runs beside the limit of their schedule
 	$(BIN)/python bench/simulator.py
+	$(BIN)/python bench/runtime.py
+	$(BIN)/python bench/stragglers.py
 
 figures: $(READY) ## make the figures of docs/ again
 	$(BIN)/python docs/figures.py

@@ -20,6 +20,8 @@ OUR_CODE = (
     str(Path(__file__).parent.parent / "src"),
 )
 
+SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")  # by pytest; by torch, once
+
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left_behind() -> Iterator[None]:
@@ -36,7 +38,7 @@ def _no_thread_is_left_behind() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _the_environment_is_as_it_was() -> Iterator[None]:
     def variables() -> dict[str, str]:
-        return {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+        return {k: v for k, v in os.environ.items() if k not in SET_BY_OTHERS}
 
     before = variables()
     yield

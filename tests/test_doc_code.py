@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The code in the README and in docs/design.md runs, and its outputs are what is shown."""
+"""The code in the README and in docs/ runs, and its outputs are what is shown."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ def blocks(page, language):
     return [body for kind, body in BLOCK.findall(text) if kind == language]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/runtime.md"])
 def test_every_python_block_runs(page):
     names = {"__name__": "page"}
     for block in blocks(page, "python"):

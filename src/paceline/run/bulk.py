@@ -33,12 +33,14 @@ class Region:
         try:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             there = os.fstat(fd).st_size
-            size = there if size is None else size
-            if not sealed or there < size:
-                raise ProtocolError(f"expected sealed memory of at least {size} bytes")
+            flags = mmap.MAP_SHARED
+            if size is None:
+                size = there  # the peer's choice, so no more of it is touched than is read
+            else:
+                flags |= mmap.MAP_POPULATE  # or the first step would pay for every page
+            if not sealed or there < max(size, 1):
+                raise ProtocolError(f"expected sealed memory of at least {max(size, 1)} bytes")
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            # Touched at once: otherwise the first step would pay for every page.
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._map = mmap.mmap(fd, max(size, 1), flags=flags, prot=protection)
         except OSError as error:
             raise ProtocolError(f"cannot map the memory of a peer: {error.strerror}") from None

@@ -44,7 +44,7 @@ __all__ = [
 STRANGER_LIMIT = 256
 MEMBER_LIMIT = 16 * 2**20
 _LENGTH = struct.Struct("<I")
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 12
 _FDS_MAX = 4
 
 T = TypeVar("T")
@@ -91,6 +91,7 @@ class Channel(Generic[T]):
         self.decode = decode
         self._frames = Frames(limit)
         self._fds: deque[int] = deque()
+        self._fds_max = 0  # a stranger has nothing to send along
         self._carries_fds = sock.family == socket.AF_UNIX
 
     def fileno(self) -> int:
@@ -102,9 +103,10 @@ class Channel(Generic[T]):
         return self._sock.getsockopt(level, name, size)
 
     def trust(self, decode: Callable[[bytes], T]) -> None:
-        """The peer is known now: longer frames may come, and other messages."""
+        """The peer is known now: longer frames may come, other messages, and memory with them."""
         self.decode = decode
         self._frames.limit = MEMBER_LIMIT
+        self._fds_max = _FDS_MAX
 
     def send(self, message: object, *fds: int) -> None:
         """Send a message; raises PeerLost if the peer is gone, or does not read."""
@@ -162,6 +164,8 @@ class Channel(Generic[T]):
             if self._carries_fds:
                 data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _FDS_MAX)
                 self._fds.extend(fds)
+                if len(self._fds) > self._fds_max:
+                    raise ProtocolError("more memory came along than belongs to any message")
             else:
                 data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
@@ -222,7 +226,7 @@ def connect(address: str, token: str) -> Channel[FromServer]:
         sock.connect(target)
     except OSError as error:
         sock.close()
-        raise PeerLost(f"no server at {address}: {error.strerror}") from None
+        raise PeerLost(f"no server at {address}: {error.strerror or error}") from None
     _no_delay(sock)
     channel: Channel[FromServer] = Channel(sock, decode_server, STRANGER_LIMIT)
     try:
@@ -261,7 +265,7 @@ def listen(address: str) -> socket.socket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise SpecError(f"cannot listen at {address}: {error.strerror}") from None
+        raise SpecError(f"cannot listen at {address}: {error.strerror or error}") from None
     return sock
 
 
@@ -288,7 +292,7 @@ def _parse(address: str) -> tuple[socket.AddressFamily, str | bytes | tuple[str,
     if kind == "unix" and rest:
         return socket.AF_UNIX, rest
     host, colon, port = rest.rpartition(":")
-    if kind == "tcp" and colon and port.isdigit() and int(port) < 2**16:
+    if kind == "tcp" and colon and port.isdecimal() and int(port) < 2**16:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return family, (host.strip("[]"), int(port))
     raise SpecError(f"an address must be unix:/path, unix:@name or tcp:host:port, got {address!r}")

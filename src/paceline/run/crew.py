@@ -7,7 +7,7 @@ finds in `lost` when it has done what it was at.
 
 import os
 
-from paceline.errors import PeerLost, ProtocolError
+from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run import wire
 from paceline.run.layout import difference
@@ -47,7 +47,10 @@ class Crew:
         unlike = difference(message.contents, self._shard.common.contents)
         if unlike:
             raise ProtocolError(f"its script is not that of the run: {unlike}")
-        slot, fd = self._shard.new_slot()
+        try:
+            slot, fd = self._shard.new_slot()
+        except SpecError as error:  # no memory for one more; those that are here go on
+            raise ProtocolError(str(error)) from None
         settings = self._settings
         welcome = wire.Welcome(
             workers=settings.spec.workers,
@@ -107,7 +110,10 @@ class Crew:
 
     def give_state(self, peer: Peer, message: wire.StateWanted) -> None:
         """Send a worker the state that it asks for."""
-        tree, fd = pack(self._shard.state(message.what, message.optimizer), message.what)
+        try:
+            tree, fd = pack(self._shard.state(message.what, message.optimizer), message.what)
+        except SpecError as error:
+            raise ProtocolError(str(error)) from None
         try:
             self.send(peer, wire.State(tree), fd)
         finally:

@@ -33,9 +33,12 @@ class Identity:
     def token(self) -> str:
         """The secret of the run."""
         try:
-            return self.token_file.read_text(encoding="ascii").strip()
+            token = self.token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError(f"cannot read the token in {self.token_file}: {error}") from None
+        if not token:
+            raise SpecError(f"there is no token in {self.token_file}; everybody would know it")
+        return token
 
 
 def variables(who: Identity) -> dict[str, str]:

@@ -54,7 +54,13 @@ class Paced(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ever; and what was computed and never pushed does not count."""
         self._pacer.discard(self._number)
-        super().zero_grad(set_to_none)
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        # What Optimizer does, without its profiling: that takes longer than all the rest.
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer on the server."""

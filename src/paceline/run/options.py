@@ -6,59 +6,90 @@ travels with its next gradient, and from the server to the other workers, so tha
 set by hand, by whichever worker, holds for all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import ProtocolError
-from paceline.run.wire import Option, Scalar
+from paceline.run.wire import Option
 
-__all__ = ["OptionBook", "changed_options", "read_options", "set_option"]
+__all__ = ["KnownOptions", "OptionBook", "group_of", "set_option"]
 
 Key = tuple[int, int, str]  # optimizer, group, name
 
-
-def read_options(optimizers: Sequence[Optimizer]) -> dict[Key, Scalar]:
-    """All settings that can travel."""
-    return dict(_options(optimizers))
+_NO_OPTIONS = ("params", "param_names")
+_OTHER: Any = object()  # unlike any value that can travel
 
 
-def _options(optimizers: Sequence[Optimizer]) -> Iterator[tuple[Key, Scalar]]:
-    for number, optimizer in enumerate(optimizers):
-        for place, group in enumerate(optimizer.param_groups):
+class KnownOptions:
+    """The settings of a worker's optimizers, as far as the server knows them."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self.read()
+
+    def read(self) -> None:
+        """The server knows everything as it is now."""
+        self._known = [
+            (number, place, group, _settings(group))
+            for number, optimizer in enumerate(self._optimizers)
+            for place, group in enumerate(optimizer.param_groups)
+        ]
+
+    def changed(self) -> list[Option]:
+        """What the script has changed since; from now on the server knows it."""
+        found = []
+        for number, place, group, known in self._known:
             for name, value in group.items():
-                if name in ("params", "param_names"):
+                if value is known.get(name, _NEW) or name in _NOT_OPTIONS:
                     continue
-                if isinstance(value, Tensor) and value.numel() == 1:
-                    yield (number, place, name), float(value)
-                elif (
-                    value is None
-                    or isinstance(value, bool | int | float | str)
-                    or (isinstance(value, tuple) and all(isinstance(v, int | float) for v in value))
-                ):
-                    yield (number, place, name), value
+                scalar = _scalar(value)
+                if scalar is not _NEW and scalar != known.get(name, _NEW):
+                    found.append(Option(number, place, name, scalar))
+        if found:
+            self.read()
+        return found
 
 
-def changed_options(known: dict[Key, Scalar], optimizers: Sequence[Optimizer]) -> list[Option]:
-    """What the script has changed since these were read."""
-    return [
-        Option(*key, value) for key, value in _options(optimizers) if known.get(key, _NEW) != value
-    ]
+_NOT_OPTIONS = ("params", "param_names")
+_NEW: Any = object()  # unlike any value
 
 
-_NEW = object()  # unlike any value
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    found = {name: _scalar(value) for name, value in group.items() if name not in _NOT_OPTIONS}
+    return {name: value for name, value in found.items() if value is not _NEW}
 
 
-def set_option(optimizers: Sequence[Optimizer], option: Option) -> None:
-    """Put it into its group; raises ProtocolError if there is no such group."""
+def _scalar(value: Any) -> Any:
+    """The value as it travels; what cannot travel is never changed."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Real):  # a number of NumPy, say
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, tuple) and all(isinstance(part, int | float) for part in value):
+        return value
+    return _NEW
+
+
+def group_of(optimizers: Sequence[Optimizer], option: Option) -> dict[str, Any]:
+    """The group that it is for; raises ProtocolError if there is none, or it is not an option."""
     try:
         group = optimizers[option.optimizer].param_groups[option.group]
     except IndexError:
         raise ProtocolError(f"there is no such group of parameters: {option}") from None
-    if option.name in ("params", "param_names"):
+    if option.name in _NOT_OPTIONS:
         raise ProtocolError(f"the parameters of a group are not an option: {option}")
+    return group
+
+
+def set_option(optimizers: Sequence[Optimizer], option: Option) -> None:
+    """Put it into its group; raises ProtocolError as `group_of` does."""
+    group = group_of(optimizers, option)
     old = group.get(option.name)
     value: Any = option.value
     if isinstance(old, Tensor) and isinstance(value, int | float):

@@ -40,6 +40,7 @@ class Peer:
     given_to: int | None = None  # the update that its last gradient went into
     seen: Seen | None = None  # what became of its last gradient, if it was not told yet
     is_parked: bool = False  # it was stopped, and has left the run for as long
+    is_mute: bool = False  # it was parked while it waited for work, so it has nothing to report
 
     def introduce(self, message: FromStranger) -> None:
         """Get to know a stranger, message by message."""

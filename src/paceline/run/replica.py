@@ -9,7 +9,7 @@ them, one parameter at a time and while they are in the cache.
 Parameters on another device, and those that a module changes by itself, are copied instead.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 
 import torch
@@ -20,19 +20,19 @@ from paceline.run.bulk import Region
 from paceline.run.layout import Common, Layout, Views, lay_out_constants, tensors
 from paceline.run.sums import square
 
-__all__ = ["Replica", "written_by_modules"]
+__all__ = ["Replica"]
 
+SMALL_BYTES = 1 << 16  # gradients up to this are moved together, for each move has its price
 TOO_LARGE = 1e308  # stands for the squared norm of a gradient whose square is beyond its type
+
+Home = tuple[dict[str, Tensor | None], str]  # where a module keeps a buffer, and as what
 
 
 class Replica:
     """The tensors of one worker."""
 
-    def __init__(self, common: Common, copied: Iterable[Tensor], stage: bool = False) -> None:
-        """`copied`: parameters that are not to be pointed.
-
-        With `stage` all parameters are treated as if they were on another device.
-        """
+    def __init__(self, common: Common, models: Sequence[nn.Module], stage: bool = False) -> None:
+        """With `stage` all parameters are treated as if they were on another device."""
         self._common = common
         self._layout = Layout.of(common.contents)
         self._places: dict[int, Views] = {}
@@ -40,7 +40,9 @@ class Replica:
         self._pointed: list[tuple[int, int, Tensor]] = []
         self._copied: list[tuple[int, int, Tensor]] = []
         self._staged: set[int] = set()
-        copied_ids = {id(tensor) for tensor in copied}
+        self._buffers = _homes(common.buffers, models)
+        self._counters = _homes(common.counters, models)
+        copied_ids = {id(tensor) for tensor in _written_by_modules(models)}
         for i, own in enumerate(common.parameters):
             for j, parameter in enumerate(own):
                 if stage or parameter.device.type != "cpu":
@@ -81,12 +83,13 @@ class Replica:
             for i, j, parameter in self._pointed:
                 parameter.data = views.parameters[i][j]
             self._at = views
+            self._addresses = [[p.data_ptr() for p in own] for own in self._common.parameters]
         for i, j, parameter in self._copied:
             parameter.copy_(views.parameters[i][j])
         if views.buffers:
-            torch._foreach_copy_(self._common.buffers, views.buffers)
+            torch._foreach_copy_(_kept(self._buffers), views.buffers)
         if views.counters:
-            torch._foreach_copy_(self._common.counters, views.counters)
+            torch._foreach_copy_(_kept(self._counters), views.counters)
 
     def on_gradients(self, then: Callable[[int], None]) -> None:
         """Move each new gradient to the slot; then call with the number of its optimizer."""
@@ -98,53 +101,53 @@ class Replica:
     def _watch(
         self, parameter: Tensor, optimizer: int, view: Tensor, then: Callable[[int], None]
     ) -> None:
-        is_staged = id(parameter) in self._staged
+        waits = id(parameter) in self._staged or view.nbytes <= SMALL_BYTES
 
         def on_gradient(parameter: Tensor) -> None:
-            if not is_staged and parameter.grad is not view:
-                _move(parameter, view)
+            if not waits:
+                grad = parameter.grad
+                if grad is not view and grad is not None:
+                    _check(grad, view)
+                    view.copy_(grad.detach() if grad.requires_grad else grad)
+                    parameter.grad = view
             then(optimizer)
 
         parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    @torch.no_grad()
     def collect(self, optimizer: int) -> tuple[tuple[int, ...], float]:
         """See that everything is in the slot.
 
         Returns the parameters of this optimizer that have no gradient, and the squared norm of all
         others; it is not finite if any number among them is not.
         """
-        unused = []
+        unused, targets, grads = [], [], []
         views = self._slot.parameters[optimizer]
-        for j, parameter in enumerate(self._common.parameters[optimizer]):
+        own = self._common.parameters[optimizer]
+        if [parameter.data_ptr() for parameter in own] != self._addresses[optimizer]:
+            raise SpecError(
+                "a parameter lies elsewhere than run.prepare() had put it, as after model.to() or "
+                "parameter.data = ...; what it holds now is not what the run trains: do that before"
+            )
+        for j, parameter in enumerate(own):
             grad, view = parameter.grad, views[j]
             if grad is None:
                 unused.append(j)
                 view.zero_()
-            elif id(parameter) in self._staged:
-                _check(grad, view)
-                view.copy_(grad)
             elif grad is not view:
-                _move(parameter, view)
+                _check(grad, view)
+                targets.append(view)
+                grads.append(grad.detach() if grad.requires_grad else grad)
+        if grads:
+            torch._foreach_copy_(targets, grads)
         if self._slot.buffers:
-            torch._foreach_copy_(self._slot.buffers, self._common.buffers)
+            torch._foreach_copy_(self._slot.buffers, _kept(self._buffers))
         if self._slot.counters:
-            torch._foreach_copy_(self._slot.counters, self._common.counters)
+            torch._foreach_copy_(self._slot.counters, _kept(self._counters))
         flats = self._slot.flats[optimizer]
         sq_norm = sum(map(square, flats))
         if not isfinite(sq_norm) and all(bool(flat.isfinite().all()) for flat in flats):
             sq_norm = TOO_LARGE
         return tuple(unused), sq_norm
-
-
-@torch.no_grad()
-def _move(parameter: Tensor, view: Tensor) -> None:
-    """Put the parameter's gradient into the slot, and let it live there."""
-    grad = parameter.grad
-    assert grad is not None
-    _check(grad, view)
-    view.copy_(grad)
-    parameter.grad = view
 
 
 def _check(grad: Tensor, view: Tensor) -> None:
@@ -157,7 +160,22 @@ def _check(grad: Tensor, view: Tensor) -> None:
         )
 
 
-def written_by_modules(models: Iterable[nn.Module]) -> list[Tensor]:
+def _homes(buffers: Iterable[Tensor], models: Iterable[nn.Module]) -> list[Home]:
+    """Where these are kept: a module may put another tensor in the place of a buffer."""
+    found: dict[int, Home] = {
+        id(buffer): (module._buffers, name)
+        for model in models
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    }
+    return [found[id(buffer)] for buffer in buffers]
+
+
+def _kept(homes: list[Home]) -> list[Tensor]:
+    return [home[name] for home, name in homes]  # type: ignore[misc] # none of them is None
+
+
+def _written_by_modules(models: Iterable[nn.Module]) -> list[Tensor]:
     """Parameters that a module changes in its forward pass, so that each worker needs its own."""
     return [
         module.weight

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import torch
@@ -31,7 +31,7 @@ from paceline.run.environment import Identity, identity, threads
 from paceline.run.layout import gather
 from paceline.run.optimizer import pace
 from paceline.run.recorder import Recorder
-from paceline.run.replica import Replica, written_by_modules
+from paceline.run.replica import Replica
 from paceline.run.server import Server
 from paceline.run.settings import Settings
 from paceline.run.shard import Shard
@@ -39,6 +39,9 @@ from paceline.run.worker import Last, Worker
 from paceline.watch.trace import Header
 
 __all__ = ["Run", "join"]
+
+# Below this, waiting for a second thread on a busy machine costs more than it saves: measured.
+WORTH_THREADS_BYTES = 32 * 2**20
 
 
 def join() -> "Run":
@@ -167,7 +170,7 @@ class WorkerRun(Run):
         if not things.optimizers:
             raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
         common = gather(things.models, things.optimizers)
-        replica = Replica(common, written_by_modules(things.models), stage=False)
+        replica = Replica(common, things.models)
         worker = self._worker = Worker(self._who, common, things.schedulers, replica)
         self._common = common
         for number, optimizer in enumerate(things.optimizers):
@@ -175,8 +178,7 @@ class WorkerRun(Run):
         for scheduler in things.schedulers:
             # The script's calls do nothing: the learning rate follows the version.
             scheduler.step = _do_nothing  # type: ignore[method-assign]
-        for model in things.models:
-            model.register_load_state_dict_pre_hook(_refuse_to_load)  # type: ignore[no-untyped-call]
+        _refuse_to_load(things.models)
         worker.begin()
         if self.worker:
             # Scripts seed all processes alike; dropout and the like must still differ.
@@ -244,11 +246,19 @@ def _do_nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-def _refuse_to_load(*_: Any) -> NoReturn:
-    raise SpecError(
-        "load weights before run.prepare(): after it the parameters are the server's, and what is "
-        "loaded here would be lost"
-    )
+def _refuse_to_load(models: list[nn.Module]) -> None:
+    """Let nobody load weights into these models, nor into parts of them; copies of them may."""
+    modules = {module for model in models for module in model.modules()}
+
+    def refuse(module: nn.Module, *_: Any) -> None:
+        if module in modules:
+            raise SpecError(
+                "load weights before run.prepare(): after it the parameters are the server's, and "
+                "what is loaded here would be lost"
+            )
+
+    for module in modules:
+        module.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
 
 
 class ServerRun(Run):
@@ -267,6 +277,8 @@ class ServerRun(Run):
         decider = Decider(parse_policy(settings.policy), settings.spec)
         common = gather(things.models, things.optimizers)
         shard = Shard(common, things.schedulers, settings, decider.policy.versions_kept)
+        if shard.layout.size < WORTH_THREADS_BYTES:
+            torch.set_num_threads(1)
         door = Door(listen(self._who.address), self._who.token())
         door.stop_on(signal.SIGTERM, signal.SIGINT)
         about = {"torch": str(torch.__version__)}

@@ -9,7 +9,8 @@ Theory of operation
     told last.
 
     A worker's death is its connection closing. A worker that was stopped is found by asking the
-    system; it leaves the run, and joins again with the first word that it says.
+    system; it leaves the run, and joins again with the first word that it says, or, if it had
+    nothing to say but waited, when the system tells that it goes on.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.run import wire
 from paceline.run.crew import Crew
 from paceline.run.door import Door
-from paceline.run.options import set_option
+from paceline.run.options import group_of, set_option
 from paceline.run.peers import Peer, is_stopped
 from paceline.run.progress import Progress
 from paceline.run.recorder import Recorder
@@ -169,13 +170,12 @@ class Server:
             self._crew.send_over(peer, self._failure)
 
     def _on_gradient(self, peer: Peer, message: wire.Gradient) -> None:
-        worker = self._reporter(peer)
+        worker = self._reporter(peer, message)
         if worker is None:
             return
         self._check_gradient(worker, message)
         now = self._now()
-        asked_at = now if peer.asked_at is None else peer.asked_at
-        measured = Measured(asked_at, message.compute_s, sq_norm=message.sq_norm)
+        measured = _measured(peer, message.compute_s, now, message.sq_norm)
         if self._is_of_another_optimizer(worker, message):
             self._report(peer, WorkAbandoned(now, worker, message.turn), measured)
         else:
@@ -185,28 +185,39 @@ class Server:
             self._report(peer, event, measured, message)
 
     def _on_abandoned(self, peer: Peer, message: wire.Abandoned) -> None:
-        worker = self._reporter(peer)
+        worker = self._reporter(peer, message)
         if worker is not None:
             now = self._now()
-            asked_at = now if peer.asked_at is None else peer.asked_at
-            measured = Measured(asked_at, message.compute_s)
+            measured = _measured(peer, message.compute_s, now)
             self._report(peer, WorkAbandoned(now, worker, message.turn), measured)
 
-    def _reporter(self, peer: Peer) -> int | None:
-        """Who reports; None: one that was parked. Its work is void, and it begins anew."""
+    def _reporter(self, peer: Peer, message: wire.Gradient | wire.Abandoned) -> int | None:
+        """Who reports; None: one that was parked. Its work is void, and it begins anew.
+
+        What its script has set by hand holds for all, whatever becomes of the gradient.
+        """
         worker = _member(peer)
+        optimizers = self._shard.common.optimizers
+        for option in message.options:
+            group_of(optimizers, option)  # raises if there is none
+        for option in message.options:
+            if self._crew.options.enter(option, message.version):
+                set_option(optimizers, option)
         if not peer.is_parked:
             return worker
+        self._come_back(worker, peer)
+        return None
+
+    def _come_back(self, worker: int, peer: Peer) -> None:
         peer.is_parked = False
         self._progress.say(f"worker {worker} is back")
         self._join(peer, worker)
-        return None
 
     def _check_gradient(self, worker: int, message: wire.Gradient) -> None:
         parameters = self._shard.common.parameters
         if message.optimizer >= len(parameters):
             raise ProtocolError(f"there is no optimizer {message.optimizer}")
-        if max(message.unused, default=-1) >= len(parameters[message.optimizer]):
+        if message.unused and max(message.unused) >= len(parameters[message.optimizer]):
             raise ProtocolError(f"there is no parameter {max(message.unused)}")
         if message.cancelled and self._decider.would_accept(worker):
             raise ProtocolError(f"nobody has cancelled turn {message.turn}")
@@ -274,9 +285,6 @@ class Server:
         staleness = action.update - 1 - action.version
         peer.seen = wire.Seen(Fate.ACCEPTED, action.version, staleness, 0)
         peer.given_to = action.update
-        for option in gradient.options:
-            if self._crew.options.enter(option, action.version):
-                set_option(self._shard.common.optimizers, option)
         self._scalars.give(action.update, gradient.samples, gradient.scalars)
         piece = Piece(
             action.worker,
@@ -354,9 +362,12 @@ class Server:
         self._recorder.flush()
         self._progress.tick(len(self._crew.active), self._decider.ledger.begun)
         for worker, peer in list(self._crew.members.items()):
-            if not peer.is_parked and peer.pid is not None and is_stopped(peer.pid):
-                peer.is_parked = True
+            stopped = peer.pid is not None and is_stopped(peer.pid)
+            if stopped and not peer.is_parked:
+                peer.is_parked, peer.is_mute = True, peer.asked_at is None
                 self._leave(worker, peer, "stopped")
+            elif peer.is_parked and peer.is_mute and not stopped:
+                self._come_back(worker, peer)
 
 
 def _member(peer: Peer) -> int:
@@ -364,3 +375,9 @@ def _member(peer: Peer) -> int:
     if peer.worker is None:
         raise ProtocolError("it must join before anything else")
     return peer.worker
+
+
+def _measured(peer: Peer, compute_s: float, now: float, sq_norm: float | None = None) -> Measured:
+    """What the trace has of a report; nobody has computed for longer than since it was asked."""
+    asked_at = now if peer.asked_at is None else peer.asked_at
+    return Measured(asked_at, min(compute_s, now - asked_at), sq_norm=sq_norm)

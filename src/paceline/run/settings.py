@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a real run is told beside its `RunSpec`, and the file that tells it to the server."""
 
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -43,8 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             parse_latency(self.slow)
         if self.samples is not None and self.samples < 1:
             raise SpecError(f"samples must be >= 1, got {self.samples}")
-        if self.epochs is not None and not self.epochs > 0:
-            raise SpecError(f"epochs must be > 0, got {self.epochs}")
+        if self.epochs is not None and not 0 < self.epochs < inf:
+            raise SpecError(f"epochs must be > 0 and finite, got {self.epochs}")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise SpecError(f"ema must be between 0 and 1, got {self.ema}; 0.9999 is usual")
         if self.clip_norm is not None and not self.clip_norm > 0:

@@ -171,11 +171,12 @@ class Shard:
         """Keep an accepted gradient for an update; it stays in its slot until that is needed."""
         self._making.setdefault(update, Making(self._accumulator)).give(piece)
 
-    @torch.no_grad()
     def free_slot(self, worker: int) -> None:
         """The worker goes on, or is gone: what still lies in its slot is added up now."""
-        for making in self._making.values():
-            making.add(worker)
+        if self._making:
+            with torch.no_grad():
+                for making in self._making.values():
+                    making.add(worker)
 
     @torch.no_grad()
     def apply(self, update: int) -> Applied:
@@ -238,7 +239,7 @@ class Shard:
             raise ProtocolError("that is not the state of an optimizer")
         try:
             optimizer.load_state_dict(state)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise ProtocolError(f"the optimizer cannot load this state: {error}") from None
 
     def _optimizer(self, index: int) -> Optimizer:

@@ -5,15 +5,17 @@ Dictionaries, lists, tuples, numbers, strings, None and tensors; a tuple comes b
 else there may be is refused, and named.
 """
 
+from math import prod
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from paceline.errors import ProtocolError, SpecError
 from paceline.run.bulk import Region
 from paceline.run.layout import dtype_of
+from paceline.run.wire import Whole
 
 __all__ = ["pack", "unpack"]
 
@@ -25,8 +27,8 @@ class _Where(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """A tensor that lies in the region."""
 
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[Whole, ...]
+    offset: Whole
 
 
 def pack(tree: Any, what: str) -> tuple[bytes, int]:
@@ -34,18 +36,34 @@ def pack(tree: Any, what: str) -> tuple[bytes, int]:
     tensors: list[tuple[Tensor, int]] = []
     end = 0
 
-    def place(value: Any) -> Any:
+    def place(tensor: Tensor) -> msgspec.msgpack.Ext:
         nonlocal end
-        if not isinstance(value, Tensor):
-            raise SpecError(
-                f"the {what} has a {type(value).__qualname__} in it, which cannot travel"
-            )
-        tensors.append((value.detach(), end))
-        where = _Where(str(value.dtype), tuple(value.shape), end)
-        end += -(-value.numel() * value.element_size() // _ALIGNMENT) * _ALIGNMENT
+        dtype = dtype_of(str(tensor.dtype))
+        tensors.append((tensor.detach(), end))
+        where = _Where(str(dtype), tuple(tensor.shape), end)
+        end += -(-tensor.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(where))
 
-    body = msgspec.msgpack.encode(tree, enc_hook=place)
+    def plain(value: Any) -> Any:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, Real):  # a number of NumPy, say
+            return int(value) if isinstance(value, Integral) else float(value)
+        raise SpecError(f"the {what} has a {type(value).__qualname__} in it, which cannot travel")
+
+    def travel(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return place(value)
+        if isinstance(value, dict):
+            return {plain(key): travel(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [travel(item) for item in value]
+        return plain(value)
+
+    try:
+        body = msgspec.msgpack.encode(travel(tree))
+    except OverflowError as error:
+        raise SpecError(f"the {what} has a number in it that cannot travel: {error}") from None
     region, fd = Region.create(end, what)
     for tensor, offset in tensors:
         region.tensor(tensor.dtype, tensor.numel(), offset).view(tensor.shape).copy_(tensor)
@@ -53,22 +71,28 @@ def pack(tree: Any, what: str) -> tuple[bytes, int]:
 
 
 def unpack(body: bytes, fd: int) -> Any:
-    """The tree again, its tensors copied out of the region. The descriptor stays the caller's."""
+    """The tree again, its tensors copied out of the region. The descriptor stays the caller's.
+
+    Raises ProtocolError, and nothing else, whatever a peer sends.
+    """
     region = Region(fd, writable=False)
+    end = 0
 
     def find(code: int, data: memoryview) -> Tensor:
+        nonlocal end
         if code != _TENSOR:
             raise ProtocolError(f"expected a tensor in a state, got extension {code}")
         where = msgspec.msgpack.decode(data, type=_Where)
-        dtype = dtype_of(where.dtype)
-        count = torch.Size(where.shape).numel()
-        if min(where.shape, default=0) < 0 or where.offset % dtype.itemsize or where.offset < 0:
+        dtype, count = dtype_of(where.dtype), prod(where.shape)
+        # One after the other, so that a state is never larger than its memory.
+        if where.offset % dtype.itemsize or where.offset < end:
             raise ProtocolError(f"a tensor of a state cannot lie there: {where}")
-        if where.offset + count * dtype.itemsize > region.size:
+        end = where.offset + count * dtype.itemsize
+        if end > region.size:
             raise ProtocolError(f"a tensor of a state lies outside of its memory: {where}")
         return region.tensor(dtype, count, where.offset).view(where.shape).clone()
 
     try:
         return msgspec.msgpack.Decoder(ext_hook=find, strict=True).decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"expected a state: {error}") from None

@@ -10,7 +10,7 @@ The first piece has weight 1 and the others are weighted against it: with equal 
 multiplied, and two halves of a batch add up to the very bits of the whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -79,12 +79,16 @@ class Sum:
         ratios = [weight / first for _, _, weight in self._waiting]
         sq_norm = 0.0
         for i, flat in enumerate(self._select(into)):
-            given = [torch.split(self._select(slot)[i], BLOCK) for _, slot, _ in self._waiting]
-            for out, *parts in zip(torch.split(flat, BLOCK), *given, strict=True):
+            given = [_blocks(self._select(slot)[i]) for _, slot, _ in self._waiting]
+            for out, *parts in zip(_blocks(flat), *given, strict=True):
                 _add_up(out, parts, ratios, added)
                 out.mul_(first / self._samples)
                 sq_norm += square(out)
         return into, sq_norm
+
+
+def _blocks(flat: Tensor) -> Sequence[Tensor]:
+    return torch.split(flat, BLOCK) if flat.numel() > BLOCK else (flat,)
 
 
 def _add_up(out: Tensor, parts: list[Tensor], ratios: list[float], added: bool) -> None:

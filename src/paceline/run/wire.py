@@ -18,6 +18,7 @@ Every message is a frozen value, checked field by field as it is read: bytes tha
 message of the side that is expected raise `ProtocolError`, and nothing else.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -61,7 +62,7 @@ PROTOCOL = 1
 
 LARGEST = 2**53  # what every number of a message must stay below, so that sums stay exact
 Whole = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]  # refuses NaN
+Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
 Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -218,6 +219,8 @@ class Abandoned(_Message, tag=11, frozen=True):
 
     turn: Whole
     compute_s: Amount
+    version: Whole = 0  # that it was to be computed at
+    options: tuple[Option, ...] = ()
 
 
 class StateWanted(_Message, tag=12, frozen=True):

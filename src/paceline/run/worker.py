@@ -14,6 +14,7 @@ from math import isfinite
 from time import monotonic, sleep
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -27,7 +28,7 @@ from paceline.run.channel import Channel, connect
 from paceline.run.data import Batches
 from paceline.run.environment import Identity
 from paceline.run.layout import Common
-from paceline.run.options import changed_options, read_options, set_option
+from paceline.run.options import KnownOptions, set_option
 from paceline.run.replica import Replica
 from paceline.run.state import pack, unpack
 
@@ -70,7 +71,7 @@ class Worker:
         for scheduler in schedulers:
             self._schedulers[common.optimizers.index(scheduler.optimizer)].append(scheduler)
         self._steps = [0] * len(common.optimizers)
-        self._options = read_options(common.optimizers)  # as far as the server knows
+        self._options = KnownOptions(common.optimizers)
         self._replica = replica
         self._channel = _connect(who)
         self.welcome = self._join(common.contents)
@@ -122,24 +123,26 @@ class Worker:
 
     def _wait_out_the_delay(self) -> None:
         """Let the gradient take as long as it is to take, unless it is of no use any more."""
-        while not self._is_cancelled and not self._was_cut:
+        while not self._was_cut:
             left_s = self._work_began + self._takes_s - monotonic()
+            if self._is_cancelled:
+                self._was_cut = left_s > 0
+                return
             if not self._channel.wait_readable(max(0.0, left_s)):
                 return
             self._read_news()
 
     def _report(self, work: wire.Work, optimizer: int) -> wire.Gradient | wire.Abandoned:
         compute_s = monotonic() - self._work_began
+        options = tuple(self._options.changed())
         if self._was_cut:
-            return wire.Abandoned(work.turn, compute_s)
+            return wire.Abandoned(work.turn, compute_s, work.version, options)
         samples = self.batches.samples(optimizer)
         known = (work.turn, work.version, optimizer, samples, compute_s)
         if self._is_cancelled:
-            return wire.Gradient(*known, None, cancelled=True)
-        unused, sq_norm = self._replica.collect(optimizer)
-        options = tuple(changed_options(self._options, self._optimizers))
-        for option in options:
-            self._options[option.optimizer, option.group, option.name] = option.value
+            return wire.Gradient(*known, None, options=options, cancelled=True)
+        with torch.no_grad():
+            unused, sq_norm = self._replica.collect(optimizer)
         logged = {name: total / count for name, (total, count) in self._logged.items()}
         finite = sq_norm if isfinite(sq_norm) else None
         return wire.Gradient(*known, finite, unused, options, logged)
@@ -235,7 +238,7 @@ class Worker:
         for option in options:
             set_option(self._optimizers, option)
         if moved:
-            self._options = read_options(self._optimizers)
+            self._options.read()
 
     def _map(self, size: int, writable: bool) -> Region:
         """Map the memory that came along with a message."""
@@ -277,7 +280,7 @@ class Worker:
         groups = self._optimizers[optimizer].param_groups
         for group, given in zip(groups, state["param_groups"], strict=True):
             group.update({name: value for name, value in given.items() if name != "params"})
-        self._options = read_options(self._optimizers)
+        self._options.read()
 
     def averages(self) -> list[list[Tensor]]:
         """The moving average of the parameters, by optimizer."""

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeVar
@@ -143,7 +144,8 @@ class Update(_Line, tag="update", frozen=True):
     wanted: Whole
     sq_norm: Amount | None = None  # of the averaged gradient, where it was measured
     apply_s: Amount = 0  # spent on adding up, stepping and publishing
-    scalars: dict[str, float] = {}  # what the scripts logged, averaged over the contributors
+    scalars: dict[str, float | None] = {}
+    """What the scripts logged, averaged over the contributors; None: it was not finite."""
 
 
 class Timer(_Line, tag="timer", frozen=True):
@@ -291,7 +293,8 @@ def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
     contributors = tuple([c.worker for c in action.contributions])
     if made is None:
         return Update(time, action.update, contributors, action.wanted)
-    known = (made.sq_norm, made.apply_s, made.scalars)
+    scalars = {name: value if isfinite(value) else None for name, value in made.scalars.items()}
+    known = (made.sq_norm, made.apply_s, scalars)
     return Update(time, action.update, contributors, action.wanted, *known)
 
 
