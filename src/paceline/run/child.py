@@ -13,6 +13,7 @@ import runpy
 import signal
 import sys
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -58,6 +59,10 @@ def main(task: Task, out: Connection, err: Connection) -> None:
 def _die_with_parent() -> None:
     """Nobody is left behind: the fork server dies with the launcher, and we with it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The fork server lives for as long as anybody holds this, and we were given it too.
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
 
 
 def _seed(task: Task) -> None:

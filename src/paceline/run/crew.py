@@ -25,6 +25,7 @@ class Crew:
 
     def __init__(self, settings: Settings, shard: Shard) -> None:
         self.members: dict[int, Peer] = {}
+        self.ever: set[int] = set()  # everybody that was ever a member
         self.lost: list[tuple[Peer, str]] = []  # who, and why
         self.options = OptionBook()
         self._settings = settings
@@ -66,6 +67,7 @@ class Crew:
             os.close(fd)
         peer.worker, peer.slot = worker, slot
         self.members[worker] = peer
+        self.ever.add(worker)
 
     def send_work(self, worker: int, turn: int, version: int) -> None:
         """Let the worker compute at this version, and tell it what became of its last gradient."""

@@ -56,6 +56,7 @@ from paceline.watch.trace import Ended, Made, Measured, record_event
 __all__ = ["Server"]
 
 TICK_S = 0.5  # how often the server looks after things that nobody tells it
+LINGER_S = 10.0  # for workers that have not come yet when the run is over
 NON_FINITE_MAX = 100  # gradients without an update between them, for each worker, until it ends
 
 
@@ -101,7 +102,7 @@ class Server:
     def serve(self) -> str:
         """Run to the end, until everybody has gone; return why it failed, "" if it did not."""
         next_tick = self._began
-        while self._end is None or self._crew.active:
+        while not self._is_done():
             if monotonic() >= next_tick:
                 self._tick()
                 next_tick = monotonic() + TICK_S
@@ -116,6 +117,13 @@ class Server:
         self._recorder.close()
         self._door.shut()
         return self._failure
+
+    def _is_done(self) -> bool:
+        """Whether the run is over and everybody has been told, those too that come late to it."""
+        if self._end is None or self._crew.active:
+            return False
+        all_came = len(self._crew.ever) >= self._settings.spec.workers
+        return all_came or self._door.stop_wanted or self._now() > self._end.t + LINGER_S
 
     def _now(self) -> float:
         return monotonic() - self._began
