@@ -20,9 +20,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from workloads import WORKLOADS
 
+from paceline.core.decider import Decider
+from paceline.core.policies import parse_policy
 from paceline.run.launch import PRELOAD, Launch
+from paceline.run.recorder import Recorder
 from paceline.run.settings import Settings
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.watch.trace import Made, Measured, read_trace, record_event
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps that are not counted
@@ -93,6 +99,37 @@ def of_paceline(name: str, workers: int) -> float:
         return mean_step(times)
 
 
+def overhead_of_many(workers: int, waits_s: float, steps: int) -> float:
+    """Mean seconds of a step beyond the time that every worker just waits."""
+    with tempfile.TemporaryDirectory() as folder:
+        spec = RunSpec(workers=workers, steps=steps)
+        settings = Settings(spec=spec, slow=f"{waits_s}s")
+        arguments = ("tiny", str(Path(folder, "times")))
+        launch = Launch(settings, HERE / "paced.py", arguments, Path(folder))
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = launch.run()
+        assert code == 0
+        times = [update.t for update in read_trace(Path(folder, "trace.jsonl")).updates()]
+        return (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP) - waits_s
+
+
+def tracing(workers: int, updates: int) -> float:
+    """Mean seconds that it takes to record an update and its gradients, `workers` of them."""
+    spec = RunSpec(workers=workers, steps=updates)
+    trace = simulate("sync", Cluster.parse("50ms"), spec)
+    decider = Decider(parse_policy("sync"), spec)
+    events = [(event, decider.ledger.version, decider.handle(event)) for event in trace.events()]
+    measured = Measured(0.0, 0.05, sq_norm=1.0)
+    made = Made(1.0, 0.001, {"loss": 0.5})
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(Path(folder, "trace"), trace.header)
+        began = perf_counter()
+        for event, version, actions in events:
+            recorder.write(record_event(event, actions, version, measured, {version + 1: made}))
+        recorder.close()
+        return (perf_counter() - began) / updates
+
+
 def mean_step(path: Path) -> float:
     times = [float(line) for line in path.read_text(encoding="ascii").splitlines()][WARM_UP:]
     return sum(times) / len(times)
@@ -125,6 +162,12 @@ def main() -> None:
             f"{ratio:6.2f}",
             flush=True,
         )
+    if not options.only:
+        many = median(overhead_of_many(64, 0.1, 50) for _ in range(options.rounds))
+        print(f"64 workers that only wait: {1e3 * many:.1f} ms a step beyond their waiting")
+        records = median(tracing(8, 2000) for _ in range(options.rounds))
+        share = 100 * records / 5e-3
+        print(f"tracing, 8 workers: {1e6 * records:.0f} us an update, {share:.1f} % of 5 ms")
 
 
 if __name__ == "__main__":

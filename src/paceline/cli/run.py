@@ -40,5 +40,7 @@ def run(script: Path, arguments: list[str] | None, **options: Any) -> None:
     )
     run_dir = new_run_dir(options["run_dir"], script)
     code = Launch(settings, script, tuple(arguments or ()), run_dir).run()
-    print(f"The trace is {run_dir / 'trace.jsonl'}", file=sys.stderr)
+    trace = run_dir / "trace.jsonl"
+    if trace.exists():  # a run that failed before it began has none
+        print(f"The trace is {trace}", file=sys.stderr)
     sys.exit(code)

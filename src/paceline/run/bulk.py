@@ -16,6 +16,7 @@ from errno import ENOMEM, ENOSPC
 import torch
 
 from paceline.errors import ProtocolError, SpecError
+from paceline.run.memory import spare_bytes
 
 __all__ = ["Region"]
 
@@ -32,14 +33,18 @@ class Region:
         """
         try:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-            there = os.fstat(fd).st_size
+            status = os.fstat(fd)
+            there = min(status.st_size, status.st_blocks * 512)  # holes would be filled from ours
             flags = mmap.MAP_SHARED
             if size is None:
                 size = there  # the peer's choice, so no more of it is touched than is read
             else:
                 flags |= mmap.MAP_POPULATE  # or the first step would pay for every page
             if not sealed or there < max(size, 1):
-                raise ProtocolError(f"expected sealed memory of at least {max(size, 1)} bytes")
+                raise ProtocolError(
+                    f"expected at least {max(size, 1)} bytes of sealed memory, got {there} bytes"
+                    f"{'' if sealed else ', not sealed'}"
+                )
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self._map = mmap.mmap(fd, max(size, 1), flags=flags, prot=protection)
         except OSError as error:
@@ -49,6 +54,9 @@ class Region:
     @classmethod
     def create(cls, size: int, what: str) -> tuple["Region", int]:
         """Make one of zeros; return it and its descriptor. `what` names it in the error."""
+        spare = spare_bytes()
+        if size > spare:
+            raise _too_much(size, what, f", {spare / 1e6:.0f} MB are left")
         fd = os.memfd_create(f"paceline-{what}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             # Reserved now, so that too little memory is an error here and not a crash later.
@@ -58,10 +66,7 @@ class Region:
         except OSError as error:
             os.close(fd)
             if error.errno in (ENOSPC, ENOMEM):
-                raise SpecError(
-                    f"{size / 1e6:.0f} MB of shared memory for the {what} cannot be had; give the "
-                    "machine more memory, or use fewer workers or a smaller model"
-                ) from None
+                raise _too_much(size, what) from None
             raise
         except BaseException:
             os.close(fd)
@@ -75,3 +80,10 @@ class Region:
             # That memory is for reading only is meant: it is the server's.
             warnings.filterwarnings("ignore", "The given buffer is not writable")
             return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
+
+
+def _too_much(size: int, what: str, left: str = "") -> SpecError:
+    return SpecError(
+        f"{size / 1e6:.0f} MB of shared memory for the {what} cannot be had{left}; give the "
+        "machine more memory, or use fewer workers or a smaller model"
+    )

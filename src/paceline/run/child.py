@@ -7,6 +7,7 @@ launcher, which names what is to be done here, is quick because it has no torch.
 
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import random
 import runpy
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from paceline.run.environment import Identity, adopt
 
@@ -40,6 +42,8 @@ def main(task: Task, out: Connection, err: Connection) -> None:
     _die_with_parent()
     os.setsid()  # so that Ctrl-C reaches the launcher alone, which ends the run in good order
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A loader with processes starts them as in a plain script, not in the way that we were started.
+    multiprocessing.set_start_method(None, force=True)
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
     out.close()
@@ -60,7 +64,7 @@ def _die_with_parent() -> None:
     """Nobody is left behind: the fork server dies with the launcher, and we with it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The fork server lives for as long as anybody holds this, and we were given it too.
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None
 

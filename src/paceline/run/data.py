@@ -11,12 +11,15 @@ was handed out last when a gradient touched a parameter is what it was computed 
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from paceline.core.events import Fate
 
 __all__ = ["Batch", "Batches", "Stream", "count_samples", "samples_in_epoch"]
 
@@ -27,8 +30,8 @@ class Batch:
 
     value: Any
     samples: int
-    is_used: bool = False  # a gradient was computed on it
-    is_accepted: bool = False  # and one was accepted
+    is_accepted: bool = False  # a gradient that was computed on it was
+    is_dropped: bool = False  # likewise, by the rule of the run
 
 
 class Batches:
@@ -47,16 +50,27 @@ class Batches:
         pending = self._pending[optimizer]
         for stream, batch in self._latest.items():
             pending[batch] = stream
-            batch.is_used = True
+
+    def touch_all(self) -> None:
+        """A gradient would have been computed, nobody knows of what, but was of no use any more."""
+        for optimizer in range(len(self._pending)):
+            self.touch(optimizer)
+
+    def hand_in(self, optimizer: int) -> None:
+        """The gradient for this optimizer is about to be pushed, and may be the script's own."""
+        if not self._pending[optimizer]:
+            self.touch(optimizer)
 
     def discard(self, optimizer: int) -> None:
         """What was computed for this optimizer was thrown away."""
         self._pending[optimizer].clear()
 
-    def settle(self, optimizer: int, accepted: bool) -> None:
-        """The gradient for this optimizer was pushed."""
+    def settle(self, optimizer: int, fate: Fate) -> None:
+        """The gradient for this optimizer was pushed, and this became of it."""
         for batch in self._pending[optimizer]:
-            batch.is_accepted |= accepted
+            batch.is_accepted |= fate is Fate.ACCEPTED
+            # One that was not finite would not be so again, and keep its worker for ever.
+            batch.is_dropped |= fate not in (Fate.ACCEPTED, Fate.NON_FINITE)
         self._pending[optimizer].clear()
 
     def samples(self, optimizer: int) -> int:
@@ -102,7 +116,7 @@ class Stream:
             self._take_back()
             if self._again:
                 batch = self._again.popleft()
-                batch.is_used = False
+                batch.is_dropped = False
             else:
                 value = next(fresh, _END)
                 if value is _END:
@@ -137,7 +151,7 @@ class Stream:
                 continue
             if self._batches.is_pending(batch):
                 still.append(batch)
-            elif batch.is_used and self._requeue:
+            elif batch.is_dropped and self._requeue:
                 self._again.append(batch)
         self._handed_out = still
 
@@ -155,6 +169,9 @@ class _OwnOrder(Sampler[int]):
         self._generator = torch.Generator()
         # As far apart as can be: neighbouring seeds of one generator may resemble each other.
         self._generator.manual_seed((seed * 1_000_003 + worker) * 0x9E3779B97F4A7C15 % 2**63)
+
+    def __len__(self) -> int:
+        return self._size  # of one pass: scripts ask for it
 
     def __iter__(self) -> Iterator[int]:
         while True:
@@ -192,12 +209,13 @@ def own_stream(loader: Any, seed: int, worker: int, workers: int) -> Any:
 
 
 def samples_in_epoch(loader: Any) -> int | None:
-    """How many samples the loader's data set has; None where it does not tell."""
-    data: Any = loader.dataset if isinstance(loader, DataLoader) else loader
-    try:
-        return len(data)
-    except TypeError:
-        return None
+    """How many samples one pass over the loader has; None where nothing tells."""
+    if isinstance(loader, list | tuple):
+        return sum(map(count_samples, loader))
+    for data in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+        with suppress(TypeError):
+            return len(data)  # type: ignore[arg-type] # what has no length raises
+    return None
 
 
 def count_samples(value: Any) -> int:

@@ -69,7 +69,6 @@ class Launch:
         self._workers: list[Child] = []
         self._interrupts = 0
         self._kill_at: float | None = None
-        self._workers_are_gone = False
 
     def run(self) -> int:
         """Run to the end; return the exit code."""

@@ -92,7 +92,7 @@ class Run:
         """`loss.backward()`, which ends early once the gradient is of no use any more."""
         loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
 
-    def log(self, **scalars: float) -> None:
+    def log(self, **scalars: float | Tensor) -> None:
         """Log numbers; the trace has their average over the contributors of each update."""
 
     @contextmanager
@@ -147,13 +147,18 @@ class Alone(Run):
     """A script that was started by hand: an ordinary run of one worker."""
 
     def _prepare(self, things: Things) -> list[Any]:
+        self._schedulers = things.schedulers
         for optimizer in things.optimizers:
             optimizer.register_step_post_hook(self._count)
+        _take_over(things.schedulers)
         return list(things.given)
 
-    def _count(self, *_: Any) -> None:
+    def _count(self, optimizer: Optimizer, *_: Any) -> None:
         self.last = Last(Fate.ACCEPTED, self.version, 0, 1, 0.0)
         self.version += 1
+        for scheduler in self._schedulers:
+            if scheduler.optimizer is optimizer:
+                type(scheduler).step(scheduler)
 
 
 class WorkerRun(Run):
@@ -175,9 +180,7 @@ class WorkerRun(Run):
         self._common = common
         for number, optimizer in enumerate(things.optimizers):
             pace(optimizer, number, worker)
-        for scheduler in things.schedulers:
-            # The script's calls do nothing: the learning rate follows the version.
-            scheduler.step = _do_nothing  # type: ignore[method-assign]
+        _take_over(things.schedulers)
         _refuse_to_load(things.models)
         worker.begin()
         if self.worker:
@@ -218,7 +221,7 @@ class WorkerRun(Run):
         """`loss.backward()`, which ends early once the gradient is of no use any more."""
         self._joined.backward(loss, *arguments, **options)
 
-    def log(self, **scalars: float) -> None:
+    def log(self, **scalars: float | Tensor) -> None:
         """Log numbers; the trace has their average over the contributors of each update."""
         self._joined.log(scalars)
 
@@ -240,6 +243,12 @@ class WorkerRun(Run):
         finally:
             for parameter, data in saved:
                 parameter.data = data
+
+
+def _take_over(schedulers: list[LRScheduler]) -> None:
+    """Let the calls of the script do nothing, for the learning rate follows the version."""
+    for scheduler in schedulers:
+        scheduler.step = _do_nothing  # type: ignore[method-assign]
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

@@ -91,7 +91,6 @@ class Server:
         }
         self._performers: dict[type[Action], Callable[[Any, float], None]] = {
             ApplyUpdate: self._apply,
-            SendParams: self._send_params,
             Cancel: self._cancel,
             StartTimer: lambda action, _: heappush(self._timers, (action.at, action.timer)),
             Pause: lambda action, _: self._progress.say(f"paused: {action.reason}"),
@@ -110,9 +109,10 @@ class Server:
                 self._hear(peer)
             self._fire_timers()
             self._lose_the_lost()
-            if self._door.stop_wanted and self._end is None:
-                self._door.stop_wanted = False
+            stops = self._end is not None or self._decider.ledger.stopping
+            if self._door.stop_wanted and not stops:
                 self._tell(StopRequested(self._now()))
+        assert self._end is not None
         self._recorder.write([self._end])
         self._recorder.close()
         self._door.shut()
@@ -185,7 +185,7 @@ class Server:
         now = self._now()
         measured = _measured(peer, message.compute_s, now, message.sq_norm)
         if self._is_of_another_optimizer(worker, message):
-            self._report(peer, WorkAbandoned(now, worker, message.turn), measured)
+            self._report(peer, WorkAbandoned(now, worker, message.turn), measured, message)
         else:
             finite = message.cancelled or message.sq_norm is not None
             turn, version, samples = message.turn, message.version, message.samples
@@ -197,24 +197,25 @@ class Server:
         if worker is not None:
             now = self._now()
             measured = _measured(peer, message.compute_s, now)
-            self._report(peer, WorkAbandoned(now, worker, message.turn), measured)
+            self._report(peer, WorkAbandoned(now, worker, message.turn), measured, message)
 
     def _reporter(self, peer: Peer, message: wire.Gradient | wire.Abandoned) -> int | None:
-        """Who reports; None: one that was parked. Its work is void, and it begins anew.
-
-        What its script has set by hand holds for all, whatever becomes of the gradient.
-        """
+        """Who reports; None: one that was parked. Its work is void, and it begins anew."""
         worker = _member(peer)
-        optimizers = self._shard.common.optimizers
         for option in message.options:
-            group_of(optimizers, option)  # raises if there is none
-        for option in message.options:
-            if self._crew.options.enter(option, message.version):
-                set_option(optimizers, option)
+            group_of(self._shard.common.optimizers, option)  # raises if there is none
         if not peer.is_parked:
             return worker
+        self._take_options(message)
         self._come_back(worker, peer)
         return None
+
+    def _take_options(self, message: wire.Gradient | wire.Abandoned) -> None:
+        """What a script has set by hand holds for all, whatever becomes of its gradient."""
+        version = min(message.version, self._decider.ledger.version)
+        for option in message.options:
+            if self._crew.options.enter(option, version):
+                set_option(self._shard.common.optimizers, option)
 
     def _come_back(self, worker: int, peer: Peer) -> None:
         peer.is_parked = False
@@ -246,16 +247,14 @@ class Server:
         peer: Peer,
         event: GradientArrived | WorkAbandoned,
         measured: Measured,
-        gradient: wire.Gradient | None = None,
+        message: wire.Gradient | wire.Abandoned,
     ) -> None:
         asked_at, peer.asked_at = peer.asked_at, None
         self._shard.leave(event.worker)
         try:
-            self._tell(event, measured, gradient)
+            self._tell(event, measured, message)
         except ProtocolError:
-            peer.asked_at = (
-                asked_at  # the work is lost with the peer, and the trace says since when
-            )
+            peer.asked_at = asked_at  # its work is lost with it, and the trace says since when
             raise
 
     def _on_state_wanted(self, peer: Peer, message: wire.StateWanted) -> None:
@@ -269,14 +268,20 @@ class Server:
     # --------------------------------------------------------------------- deciding, performing
 
     def _tell(
-        self, event: Event, measured: Measured | None = None, gradient: wire.Gradient | None = None
+        self,
+        event: Event,
+        measured: Measured | None = None,
+        message: wire.Gradient | wire.Abandoned | None = None,
     ) -> None:
         version = self._decider.ledger.version
-        actions = self._decider.handle(event)
+        actions = self._decider.handle(event)  # raises, if it is illegal, before anything is done
+        if message is not None:
+            self._take_options(message)
         self._made = {}
-        for action in actions:
-            if isinstance(action, Accept) and gradient is not None:
-                self._accept(action, gradient)
+        asked = [action for action in actions if isinstance(action, SendParams)]  # they come last
+        for action in actions[: len(actions) - len(asked)]:
+            if isinstance(action, Accept) and isinstance(message, wire.Gradient):
+                self._accept(action, message)
             elif isinstance(action, Drop):
                 self._drop(action, version)
             else:
@@ -286,6 +291,9 @@ class Server:
         if wanted is not None and self._samples >= wanted and self._end is None:
             self._samples_wanted = None
             self._tell(StopRequested(self._now()))
+        if self._end is None:
+            for action in asked:
+                self._send_params(action, event.time)
 
     def _accept(self, action: Accept, gradient: wire.Gradient) -> None:
         peer = self._crew.members[action.worker]

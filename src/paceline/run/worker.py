@@ -74,6 +74,8 @@ class Worker:
         self._options = KnownOptions(common.optimizers)
         self._replica = replica
         self._channel = _connect(who)
+        # The processes of a loader must not hold it open: its end tells the server of our death.
+        os.register_at_fork(after_in_child=self._channel.close)
         self.welcome = self._join(common.contents)
         self._joined_at = monotonic()
         self._work: wire.Work | None = None  # None: the run is over, or we wait
@@ -108,8 +110,10 @@ class Worker:
         if self._work is None:
             return
         work = self._work
+        self.batches.hand_in(optimizer)
+        collected = None if self._was_cut or self._is_useless() else self._collect(optimizer)
         self._wait_out_the_delay()
-        report = self._report(work, optimizer)
+        report = self._report(work, optimizer, collected)
         self._work = None
         self._logged.clear()
         waits_from = monotonic()
@@ -119,7 +123,11 @@ class Worker:
             seen = wire.Seen(Fate.LATE, work.version, max(0, self.version - work.version), 0)
         waited_s = monotonic() - waits_from
         self.last = Last(seen.fate, seen.version, seen.staleness, seen.contributors, waited_s)
-        self.batches.settle(optimizer, seen.fate is Fate.ACCEPTED)
+        self.batches.settle(optimizer, seen.fate)
+
+    def _collect(self, optimizer: int) -> tuple[tuple[int, ...], float]:
+        with torch.no_grad():
+            return self._replica.collect(optimizer)
 
     def _wait_out_the_delay(self) -> None:
         """Let the gradient take as long as it is to take, unless it is of no use any more."""
@@ -132,17 +140,18 @@ class Worker:
                 return
             self._read_news()
 
-    def _report(self, work: wire.Work, optimizer: int) -> wire.Gradient | wire.Abandoned:
+    def _report(
+        self, work: wire.Work, optimizer: int, collected: tuple[tuple[int, ...], float] | None
+    ) -> wire.Gradient | wire.Abandoned:
         compute_s = monotonic() - self._work_began
         options = tuple(self._options.changed())
         if self._was_cut:
             return wire.Abandoned(work.turn, compute_s, work.version, options)
         samples = self.batches.samples(optimizer)
         known = (work.turn, work.version, optimizer, samples, compute_s)
-        if self._is_cancelled:
+        if self._is_cancelled or collected is None:
             return wire.Gradient(*known, None, options=options, cancelled=True)
-        with torch.no_grad():
-            unused, sq_norm = self._replica.collect(optimizer)
+        unused, sq_norm = collected
         logged = {name: total / count for name, (total, count) in self._logged.items()}
         finite = sq_norm if isfinite(sq_norm) else None
         return wire.Gradient(*known, finite, unused, options, logged)
@@ -155,6 +164,7 @@ class Worker:
         """`loss.backward()`, which ends early when the gradient is of no use any more."""
         if self._work is None or self._is_useless():
             self._was_cut = True
+            self.batches.touch_all()
             return
         self._may_cut = True
         try:
@@ -170,11 +180,12 @@ class Worker:
         if self._may_cut and self._is_useless():
             raise _Cut
 
-    def log(self, scalars: dict[str, float]) -> None:
+    def log(self, scalars: dict[str, float | Tensor]) -> None:
         """Numbers to go with the next gradient; several of a name are averaged."""
         for name, value in scalars.items():
+            number = float(value.item() if isinstance(value, Tensor) else value)
             total, count = self._logged.get(name, (0.0, 0))
-            self._logged[name] = (total + float(value), count + 1)
+            self._logged[name] = (total + number, count + 1)
 
     # ----------------------------------------------------------------------------------- hearing
 

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Work that is of no use any more is given up: in a backward pass, and in an injected delay.
+
+Worker 1 is held in the middle of its backward pass until worker 0 has made the update without it.
+"""
+
+from trouble import HELPERS, counts, gradients_of, troubled
+
+STEPS = 8
+
+HELD = """
+torch.manual_seed(0)
+layers = [nn.Linear(4, 4) for _ in range(4)]
+reached = []
+for number, layer in enumerate(layers):
+    layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: reached.append(number))
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def hold(grad):
+    tell("is-inside")
+    wait_for("update-is-made")
+    time.sleep(0.01)  # long enough for the next look at whether this is still wanted
+
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+first = None
+while not run.finished:
+    optimizer.zero_grad()
+    if run.worker == 0 and run.version == 0:
+        wait_for("is-inside")
+    elif run.worker == 0:
+        tell("update-is-made")
+        wait_for("is-told")
+    x = torch.ones(2, 4)
+    for number, layer in enumerate(layers):
+        x = layer(x)
+        if run.worker == 1 and number == 1 and first is None:
+            x.register_hook(hold)
+    loss = x.square().mean() * (1e9 if run.worker == 1 and first is None else 1)
+    BACKWARD
+    optimizer.step()
+    first = first or (str(run.last.fate), sorted(reached))
+    if run.worker == 1:
+        tell("is-told")
+keep(run, first=first, largest=max(float(p.abs().max()) for p in model.parameters()))
+"""
+
+PACED = HELPERS + HELD.replace("BACKWARD", "run.backward(loss)")
+PLAIN = HELPERS + HELD.replace("BACKWARD", "loss.backward()")
+
+
+def test_a_backward_pass_of_no_use_is_cut_in_the_middle(launch):
+    ran = launch(PACED, workers=2, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    assert gradients_of(ran.trace, 1)[0].fate == "cancelled"
+    assert ran.kept[1]["first"] == ("cancelled", [2, 3])  # layers behind the one that was held
+    assert ran.kept[0]["largest"] < 10
+
+
+def test_a_plain_backward_pass_is_finished_and_nothing_of_it_is_used(launch):
+    ran = launch(PLAIN, workers=2, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    late = gradients_of(ran.trace, 1)[0]
+    assert (late.fate, late.version, late.staleness) == ("late", 0, 1)
+    assert late.sq_norm is None  # nobody even looked at it
+    assert ran.kept[1]["first"] == ("late", [0, 1, 2, 3])
+    assert ran.kept[0]["largest"] < 10
+
+
+def test_where_late_work_is_finished_nobody_is_cut(launch):
+    ran = launch(PACED, workers=2, steps=STEPS, policy="backup:1", late="finish")
+    assert ran.code == 0, ran.err
+    late = gradients_of(ran.trace, 1)[0]
+    assert (late.fate, late.version, late.staleness) == ("late", 0, 1)
+    assert late.sq_norm is not None
+    assert ran.kept[1]["first"] == ("late", [0, 1, 2, 3])
+    assert ran.kept[0]["largest"] < 10
+
+
+def test_an_injected_delay_is_cut_short_when_its_gradient_is_of_no_use(launch):
+    trouble = """
+def trouble(run):
+    if run.worker == 1:
+        tell("has-work")
+    else:
+        wait_for("has-work")
+"""
+    slow = "1ms; worker 1 x10000"
+    ran = launch(troubled(trouble), workers=2, steps=STEPS, policy="backup:1", slow=slow)
+    assert ran.code == 0, ran.err
+    assert counts(ran.trace) == [1] * STEPS
+    assert {update.contributors for update in ran.trace.updates()} == {(0,)}
+    delayed = gradients_of(ran.trace, 1)
+    assert {gradient.fate for gradient in delayed} == {"cancelled"}
+    assert all(gradient.compute_s < 5 for gradient in delayed)  # of the ten that it was to take
+    assert all(gradient.compute_s >= 1e-3 for gradient in gradients_of(ran.trace, 0))
+
+
+def test_an_injected_delay_makes_a_gradient_take_as_long_as_it_says(launch):
+    trouble = "def trouble(run): pass"
+    ran = launch(troubled(trouble), workers=2, steps=4, slow="1ms; worker 1 x50")
+    assert ran.code == 0, ran.err
+    assert all(gradient.compute_s >= 0.05 for gradient in gradients_of(ran.trace, 1))
