@@ -40,10 +40,12 @@ def spare_bytes(root: Path = Path("/")) -> float:
     What the system keeps of files counts as spare, for it can be had back.
     """
     found = [inf]
-    with suppress(OSError, KeyError, ValueError):
+    with suppress(OSError, LookupError, ValueError):
         found.append(_table(root / "proc/meminfo")["MemAvailable:"] * 1024)
     for group, names in _groups(root):
-        with suppress(OSError, KeyError, ValueError):  # it is not visible from here, or unlimited
+        with suppress(
+            OSError, LookupError, ValueError
+        ):  # it is not visible from here, or unlimited
             table = _table(group / "memory.stat")
             limit, used = (int((group / name).read_text()) for name in (names.limit, names.used))
             found.append(limit - used + table[names.files] - table[names.shared])

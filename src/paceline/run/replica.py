@@ -160,7 +160,7 @@ def _check(grad: Tensor, view: Tensor) -> None:
         )
 
 
-def _homes(buffers: Iterable[Tensor], models: Iterable[nn.Module]) -> list[Home]:
+def _homes(buffers: Sequence[Tensor], models: Iterable[nn.Module]) -> list[Home]:
     """Where these are kept: a module may put another tensor in the place of a buffer."""
     found: dict[int, Home] = {
         id(buffer): (module._buffers, name)
@@ -168,7 +168,11 @@ def _homes(buffers: Iterable[Tensor], models: Iterable[nn.Module]) -> list[Home]
         for module in model.modules()
         for name, buffer in module._buffers.items()
     }
-    return [found[id(buffer)] for buffer in buffers]
+    homes = [found[id(buffer)] for buffer in buffers]
+    for (home, name), buffer in zip(homes, buffers, strict=True):
+        if 0 in buffer.stride():  # expanded, so there is not a place for each number
+            home[name] = buffer.contiguous()
+    return homes
 
 
 def _kept(homes: list[Home]) -> list[Tensor]:

@@ -20,6 +20,7 @@ message of the side that is expected raise `ProtocolError`, and nothing else.
 
 import sys
 from collections.abc import Callable
+from math import prod
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -84,7 +85,10 @@ class TensorSpec(_Part, frozen=True):
     stride: tuple[Whole, ...]
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{list(self.shape)}"
+        sizes = [max(size, 1) for size in self.shape]
+        usual = tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
+        strides = "" if self.stride == usual else f" with strides {list(self.stride)}"
+        return f"{self.name}: {self.dtype}{list(self.shape)}{strides}"
 
 
 class OptimizerSpec(_Part, frozen=True):

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The learning rate follows the version: the same for all workers, however late each of them was.
+
+One that a script sets by hand, in whichever worker, holds for all.
+"""
+
+import pytest
+
+import paceline
+from plain import LATE, LOOP, SETUP, assert_same, execute, train, weights
+
+STEPS = 8
+SGD = SETUP + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+
+SCHEDULERS = {
+    "step": "S.StepLR(optimizer, step_size=3, gamma=0.5)",
+    "multi-step": "S.MultiStepLR(optimizer, milestones=[2, 5])",
+    "exponential": "S.ExponentialLR(optimizer, gamma=0.7)",
+    "cosine": "S.CosineAnnealingLR(optimizer, T_max=8)",
+    "lambda": "S.LambdaLR(optimizer, lambda step: 1 / (1 + step))",
+    "one-cycle": "S.OneCycleLR(optimizer, max_lr=0.2, total_steps=8)",  # moves the momentum too
+    "cyclic": "S.CyclicLR(optimizer, base_lr=0.05, max_lr=0.2, step_size_up=3)",
+    "sequential": (
+        "S.SequentialLR(optimizer, [S.LinearLR(optimizer, total_iters=3),"
+        " S.ExponentialLR(optimizer, gamma=0.5)], milestones=[3])"
+    ),
+    "chained": (
+        "S.ChainedScheduler([S.LinearLR(optimizer, total_iters=3),"
+        " S.ExponentialLR(optimizer, gamma=0.5)])"
+    ),
+}
+
+SCHEDULED_LOOP = (
+    LATE
+    + """
+run = paceline.join()
+model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+seen = []
+while not run.finished:
+    be_late(run, LAST)
+    [group] = optimizer.param_groups
+    seen.append((run.version, group["lr"], group["momentum"], scheduler.get_last_lr()))
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+    for _ in range(CALLS):
+        scheduler.step()
+be_late(run, LAST)
+keep(run, seen=seen, end=scheduler.get_last_lr(), weights=[p.detach() for p in model.parameters()])
+"""
+)
+
+
+def scheduled(kind):
+    """A source with this scheduler."""
+    return f"{SGD}S = torch.optim.lr_scheduler\nscheduler = {SCHEDULERS[kind]}\n"
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR uses it itself
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_the_rate_of_a_version_is_the_same_for_a_worker_that_is_always_late(launch, kind):
+    names = execute(scheduled(kind))
+    optimizer, scheduler = names["optimizer"], names["scheduler"]
+    expected = {}
+    for version in range(STEPS):
+        [group] = optimizer.param_groups
+        expected[version] = (version, group["lr"], group["momentum"], scheduler.get_last_lr())
+        optimizer.zero_grad()
+        names["loss_of"](0, version).backward()
+        optimizer.step()
+        scheduler.step()
+    loop = SCHEDULED_LOOP.replace("LAST", str(STEPS)).replace("CALLS", "1")
+    ran = launch(scheduled(kind) + loop, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    assert {g.worker for g in ran.trace.gradients() if g.fate == "accepted"} == {0}
+    assert [version for version, *_ in ran.kept[0]["seen"]] == list(range(STEPS))
+    assert [version for version, *_ in ran.kept[1]["seen"]] == [0, 2, 4, 6]
+    for kept in ran.kept.values():
+        assert kept["seen"] == [expected[version] for version, *_ in kept["seen"]]
+        assert kept["end"] == scheduler.get_last_lr()
+        assert_same(kept["weights"], weights(names))
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_how_often_a_script_steps_its_scheduler_does_not_matter(launch, calls):
+    loop = SCHEDULED_LOOP.replace("be_late(run, LAST)", "").replace("CALLS", str(calls))
+    ran = launch(scheduled("exponential") + loop, steps=4)
+    rates = [lr for _, lr, *_ in ran.kept[1]["seen"]]
+    assert rates == pytest.approx([0.1, 0.07, 0.049, 0.0343])
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_a_script_that_is_run_by_hand_has_the_same_rates(calls):
+    names = execute(scheduled("exponential"))
+    run = paceline.join()
+    _, optimizer, scheduler = run.prepare(names["model"], names["optimizer"], names["scheduler"])
+    rates = []
+    for _ in range(4):
+        rates += scheduler.get_last_lr()
+        optimizer.step()
+        for _ in range(calls):
+            scheduler.step()
+    assert rates == pytest.approx([0.1, 0.07, 0.049, 0.0343])
+
+
+def test_schedulers_of_two_optimizers_follow_the_steps_of_their_own(launch):
+    """One of them steps in every second update only."""
+    ran = launch(
+        SETUP
+        + """
+optimizers = [torch.optim.SGD(layer.parameters(), lr=1.0) for layer in (model[0], model[2])]
+schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.5) for o in optimizers]
+run = paceline.join()
+run.prepare(model, *optimizers, *schedulers)
+seen = []
+while not run.finished:
+    seen.append([o.param_groups[0]["lr"] for o in optimizers])
+    loss_of(run.worker, run.version).backward()
+    optimizers[0 if run.version % 3 else 1].step()
+    model.zero_grad()
+keep(run, seen=seen)
+""",
+        steps=5,
+    )
+    expected = [[1.0, 1.0], [1.0, 0.5], [0.5, 0.5], [0.25, 0.5], [0.25, 0.25]]
+    assert [kept["seen"] for kept in ran.kept.values()] == [expected, expected]
+
+
+# ---------------------------------------------------------------------------------------- by hand
+
+BY_HAND = """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+seen = {}
+while not run.finished:
+    seen[run.version] = optimizer.param_groups[0]["lr"]
+    if run.worker == WHO and run.version >= 2:
+        optimizer.param_groups[0]["lr"] = 0.03
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+keep(run, seen=seen, weights=[p.detach().clone() for p in model.parameters()])
+"""
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rate_set_by_hand_in_one_worker_holds_for_all(launch, who):
+    ran = launch(SGD + BY_HAND.replace("WHO", str(who)), steps=STEPS)
+    names = execute(SGD)
+    for version in range(STEPS):
+        if version == 2:
+            names["optimizer"].param_groups[0]["lr"] = 0.03
+        names["optimizer"].zero_grad()
+        for worker in (0, 1):
+            (names["loss_of"](worker, version) / 2).backward()
+        names["optimizer"].step()
+    for worker, kept in ran.kept.items():
+        assert kept["seen"] == {v: 0.1 if v < 3 else 0.03 for v in range(STEPS)}, worker
+        assert_same(kept["weights"], weights(names))
+
+
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+@pytest.mark.parametrize("backward", ["loss.backward()", "run.backward(loss)"])
+def test_a_rate_set_by_a_worker_whose_gradients_are_all_late_holds_for_all(launch, late, backward):
+    ran = launch(
+        SGD
+        + LATE
+        + f"""
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    if not run.is_first:
+        optimizer.param_groups[0]["lr"] = 0.03
+    optimizer.zero_grad()
+    loss = loss_of(run.worker, run.version)
+    be_late(run, {STEPS})
+    {backward}
+    optimizer.step()
+be_late(run, {STEPS})
+keep(run, lr=optimizer.param_groups[0]["lr"], state=optimizer.state_dict())
+""",
+        steps=STEPS,
+        policy="backup:1",
+        late=late,
+    )
+    assert {g.worker for g in ran.trace.gradients() if g.fate == "accepted"} == {0}
+    assert ran.kept[0]["lr"] == 0.03
+    assert ran.kept[0]["state"]["param_groups"][0]["lr"] == 0.03
+
+
+def test_a_rate_set_together_with_a_gradient_that_is_not_finite_holds_for_all(launch):
+    ran = launch(
+        SGD
+        + """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+spoilt = False
+while not run.finished:
+    optimizer.zero_grad()
+    loss = loss_of(run.worker, run.version)
+    if run.version == 2 and run.is_first and not spoilt:
+        optimizer.param_groups[0]["lr"] = 0.03
+        loss, spoilt = loss * float("inf"), True
+    loss.backward()
+    optimizer.step()
+keep(run, lr=optimizer.param_groups[0]["lr"], state=optimizer.state_dict())
+""",
+        steps=4,
+    )
+    assert "non-finite" in [g.fate for g in ran.trace.gradients()]
+    for kept in ran.kept.values():
+        assert (kept["lr"], kept["state"]["param_groups"][0]["lr"]) == (0.03, 0.03)
+
+
+def test_a_scheduler_that_follows_a_metric_can_be_stepped_in_one_worker(launch):
+    ran = launch(
+        SGD
+        + """
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
+run = paceline.join()
+try:
+    run.prepare(model, optimizer, scheduler)
+except paceline.SpecError as error:
+    message = str(error)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+seen = []
+while not run.finished:
+    seen.append(optimizer.param_groups[0]["lr"])
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+    if run.is_first:
+        scheduler.step(1.0)  # it never gets better
+keep(run, seen=seen, message=message)
+""",
+        steps=8,
+    )
+    for kept in ran.kept.values():
+        assert "a scheduler that follows a metric cannot be prepared" in kept["message"]
+        assert "run.is_first" in kept["message"]
+    # What is set after a step goes along with the gradient of the next one.
+    assert ran.kept[0]["seen"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125]
+    assert ran.kept[1]["seen"] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("momentum", 0.0), ("weight_decay", 0.5), ("nesterov", True), ("maximize", True)],
+)
+def test_other_settings_set_by_hand_hold_as_well(launch, option, value):
+    change = f"    optimizer.param_groups[0][{option!r}] = {value!r}\n"
+    loop = LOOP.replace("    optimizer.zero_grad()", f"{change}    optimizer.zero_grad()")
+    ran = launch(SGD + loop, steps=4)
+    source = SGD + f"optimizer.param_groups[0][{option!r}] = {value!r}\n"
+    assert_same(ran.kept[0]["weights"], weights(train(source, 4)))

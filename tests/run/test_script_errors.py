@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What cannot work is refused in the worker, by a SpecError that says what to do instead."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import SpecError
+from paceline.run.environment import Identity
+from paceline.run.launch import Launch
+from paceline.run.script import WorkerRun
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+from plain import SETUP, assert_same, train, weights
+
+
+def sgd(*models):
+    """An optimizer of all parameters of these."""
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
+
+
+def nothing_to_train():
+    return [nn.Linear(2, 2)]
+
+
+def a_thing_of_no_kind():
+    model = nn.Linear(2, 2)
+    return [model, sgd(model), 3.0]
+
+
+def a_scheduler_without_its_optimizer():
+    model = nn.Linear(2, 2)
+    other = torch.optim.lr_scheduler.StepLR(sgd(model), step_size=1)
+    return [model, sgd(model), other]
+
+
+def a_scheduler_that_follows_a_metric():
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    return [model, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
+
+
+def a_parameter_in_two_optimizers():
+    model = nn.Linear(2, 2)
+    return [model, sgd(model), sgd(model)]
+
+
+def two_parameters_on_one_memory():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight.data = first.weight.data
+    model = nn.Sequential(first, second)
+    return [model, sgd(model)]
+
+
+def a_lazy_module():
+    model = nn.LazyLinear(2)
+    return [model, sgd(model)]
+
+
+def a_lazy_buffer():
+    model = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
+    return [model, sgd(model[0])]
+
+
+def a_complex_parameter():
+    model = nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    return [model, sgd(model)]
+
+
+REFUSED = {
+    nothing_to_train: "give run.prepare() at least one optimizer; without one nothing trains",
+    a_thing_of_no_kind: (
+        "run.prepare() takes models, optimizers, schedulers and loaders, got float"
+    ),
+    a_scheduler_without_its_optimizer: "prepare a scheduler together with its optimizer",
+    a_scheduler_that_follows_a_metric: "step it in one worker (run.is_first) instead",
+    a_parameter_in_two_optimizers: ("weight is stepped by two optimizers; give it to one of them"),
+    two_parameters_on_one_memory: (
+        "0.weight and 1.weight are two parameters on one memory; tie them by using one parameter "
+        "twice"
+    ),
+    a_lazy_module: "weight has no shape yet; send one batch through the model before prepare",
+    a_lazy_buffer: "running_mean has no shape yet; send one batch through the model before prepare",
+    a_complex_parameter: "0 must be of floating point, got torch.complex64",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
+def test_prepare_refuses(make):
+    """In a worker, before it has reached for the server."""
+    nowhere = Identity("unix:@nowhere", Path("no-token"), Path(), worker=0)
+    with pytest.raises(SpecError) as caught:
+        WorkerRun(nowhere).prepare(*make())
+    assert REFUSED[make] in str(caught.value)
+
+
+def test_a_script_that_is_refused_ends_the_run_and_says_why(script, tmp_path, capsys):
+    """In each process, the server too: nobody waits for the others."""
+    path = script("run = paceline.join()\nrun.prepare(nn.Linear(2, 2))\n")
+    settings = Settings(spec=RunSpec(workers=2, steps=1))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    code = Launch(settings, path, (str(run_dir),), run_dir).run()
+    err = capsys.readouterr().err
+    assert code == 1
+    for process in ("server   ", "worker 0 ", "worker 1 "):
+        assert f"{process} | paceline.errors.SpecError: give run.prepare() at least" in err
+
+
+# ---------------------------------------------------------------------------------- after prepare
+
+SGD = SETUP + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+
+TRIED_LOOP = """
+import copy
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+message = None
+try:
+    TRIED
+except paceline.SpecError as error:
+    message = str(error)
+while not run.finished:
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+keep(run, message=message, weights=[p.detach().clone() for p in model.parameters()])
+"""
+
+TRIED = {
+    "optimizer.step(lambda: loss_of(0, 0))": "optimizer.step() takes no closure here",
+    "optimizer.add_param_group({'params': []})": "add all groups of parameters before",
+    "model.load_state_dict(model.state_dict())": "load weights before run.prepare()",
+    "model[0].load_state_dict(model[2].state_dict())": "load weights before run.prepare()",
+    "run.prepare(model, optimizer)": "run.prepare() was called twice; give it everything in one",
+    # A copy is the script's own.
+    "copy.deepcopy(model).load_state_dict(model.state_dict())": None,
+}
+
+
+@pytest.mark.parametrize("tried", TRIED)
+def test_what_is_refused_after_prepare_leaves_the_run_as_it_was(launch, tried):
+    ran = launch(SGD + TRIED_LOOP.replace("TRIED", tried), steps=2)
+    assert (ran.code, ran.err) == (0, "")
+    for kept in ran.kept.values():
+        assert (kept["message"] or "").startswith(TRIED[tried] or "")
+        assert (kept["message"] is None) == (TRIED[tried] is None)
+        assert_same(kept["weights"], weights(train(SGD, 2)))
+
+
+BROKEN = {
+    "a sparse gradient": (
+        """
+model = nn.Embedding(4, 2, sparse=True)
+loss_of = lambda worker, version: model(torch.tensor([version])).sum()
+""",
+        "pass",
+        "a sparse gradient cannot be exchanged; make the layer with sparse=False",
+    ),
+    "a large sparse gradient": (
+        """
+model = nn.Embedding(20_000, 2, sparse=True)
+loss_of = lambda worker, version: model(torch.tensor([version])).sum()
+""",
+        "pass",
+        "a sparse gradient cannot be exchanged; make the layer with sparse=False",
+    ),
+    "another type": ("", "model.double(); batch = wide_batch", "as after model.to()"),
+    "another type and back": ("", "model.double(); model.float()", "as after model.to()"),
+    "another order of dimensions": (
+        """
+model = nn.Conv2d(2, 2, 3)
+loss_of = lambda worker, version: model(torch.ones(1, 2, 4, 4)).sum()
+""",
+        "model.to(memory_format=torch.channels_last)",
+        "as after model.to()",
+    ),
+    "another shape": (
+        "",
+        "model[2].weight.data = torch.zeros(3, 8); model[2].bias.data = torch.zeros(3)",
+        "as after model.to()",
+    ),
+    "another large shape": (
+        """
+model = nn.Linear(4, 20_000)
+loss_of = lambda worker, version: model(torch.ones(1, 4)).sum()
+""",
+        "model.weight.data = torch.zeros(20_001, 4); model.bias.data = torch.zeros(20_001)",
+        "a model cannot change its shape during a run",
+    ),
+    "other memory": ("", "model[0].bias.data = torch.zeros(8)", "as after model.to()"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_model_that_changes_is_refused_at_the_first_step(launch, kind):
+    setup, change, message = BROKEN[kind]
+    ran = launch(
+        SETUP
+        + setup
+        + f"""
+narrow_batch = batch
+wide_batch = lambda *who: [t.double() for t in narrow_batch(*who)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+{change}
+try:
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+except paceline.SpecError as error:
+    keep(run, message=str(error))
+""",
+        workers=1,
+        steps=2,
+    )
+    assert message in ran.kept[0]["message"]
+    assert list(ran.trace.gradients()) == []

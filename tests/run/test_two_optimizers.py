@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A script with several models and optimizers, such as a small GAN: each step is an update."""
+
+import pytest
+import torch
+
+from plain import LATE, assert_same, execute
+
+GAN = """
+torch.manual_seed(0)
+maker = nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+judge = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
+of_judge = torch.optim.SGD(judge.parameters(), lr=0.1, momentum=0.9)
+
+def draw(worker, step, size):
+    return torch.randn(8, size, generator=torch.Generator().manual_seed(1000 * step + worker))
+
+def say(judged, truth):
+    return F.binary_cross_entropy_with_logits(judged, torch.full_like(judged, truth))
+
+def judge_loss(worker, step):
+    real, fake = draw(worker, step, 3) + 2.0, maker(draw(worker, step, 2)).detach()
+    return say(judge(real), 1.0) + say(judge(fake), 0.0)
+
+def maker_loss(worker, step):
+    return say(judge(maker(draw(worker, step, 2))), 1.0)
+"""
+
+GAN_LOOP = """
+run = paceline.join()
+maker, judge, of_maker, of_judge = run.prepare(maker, judge, of_maker, of_judge)
+step = 0
+while not run.finished:
+    of_judge.zero_grad()
+    judge_loss(run.worker, step).backward()
+    HOLD
+    of_judge.step()
+    if run.finished:
+        break  # or the statistics of this worker would move once more
+    of_maker.zero_grad()
+    maker_loss(run.worker, step).backward()
+    HOLD
+    of_maker.step()
+    step += 1
+HOLD
+tensors = [t.detach().clone() for m in (maker, judge) for t in (*m.parameters(), *m.buffers())]
+keep(run, tensors=tensors, judge_state=of_judge.state_dict(), maker_state=of_maker.state_dict())
+"""
+
+
+def test_a_gan_equals_a_plain_loop(launch):
+    ran = launch(GAN + GAN_LOOP.replace("HOLD", ""), steps=8)
+    assert (ran.code, ran.err) == (0, "")
+    names = execute(GAN)
+    maker, judge = names["maker"], names["judge"]
+    norm = maker[1]
+    for step in range(4):
+        for optimizer, loss in (
+            (names["of_judge"], names["judge_loss"]),
+            (names["of_maker"], names["maker_loss"]),
+        ):
+            optimizer.zero_grad()
+            before = [buffer.clone() for buffer in norm.buffers()]
+            after = []
+            for worker in (0, 1):
+                for buffer, value in zip(norm.buffers(), before, strict=True):
+                    buffer.copy_(value)
+                (loss(worker, step) / 2).backward()
+                after.append([buffer.clone() for buffer in norm.buffers()])
+            for buffer, *values in zip(norm.buffers(), *after, strict=True):
+                buffer.copy_(torch.stack(values).double().mean(0))
+            optimizer.step()
+    expected = [t.detach() for m in (maker, judge) for t in (*m.parameters(), *m.buffers())]
+    for kept in ran.kept.values():
+        assert_same(kept["tensors"], expected)
+        assert_same(kept["maker_state"]["state"], names["of_maker"].state_dict()["state"])
+
+
+@pytest.mark.parametrize("policy", ["backup:1", "async", "ssp:1", "softsync:2", "batchsync:2"])
+def test_a_gan_trains_under_every_rule(launch, policy):
+    """Rules that mix the turns of workers mix their optimizers too, even in one update."""
+    ran = launch(GAN + GAN_LOOP.replace("HOLD", ""), steps=12, policy=policy, min_workers=2)
+    assert (ran.code, ran.err) == (0, "")
+    assert len(list(ran.trace.updates())) == 12
+    assert_same(ran.kept[0]["tensors"], ran.kept[1]["tensors"])
+    assert all(t.isfinite().all() for t in ran.kept[0]["tensors"])
+    start = execute(GAN)
+    begin = [t for m in (start["maker"], start["judge"]) for t in (*m.parameters(), *m.buffers())]
+    changed = [not torch.equal(a, b) for a, b in zip(begin, ran.kept[0]["tensors"], strict=True)]
+    assert all(changed)
+
+
+def test_a_gan_is_not_confused_by_a_worker_that_is_late(launch):
+    """Worker 1 is two updates late each time; the others' updates alternate as ever."""
+    ran = launch(
+        GAN + LATE + GAN_LOOP.replace("HOLD", "be_late(run, 8)"), steps=8, policy="backup:1"
+    )
+    assert (ran.code, ran.err) == (0, "")
+    steps = ran.kept[0]["maker_state"]["state"][0]["step"]
+    assert steps.item() == 4
+    assert_same(ran.kept[0]["tensors"], ran.kept[1]["tensors"])
+
+
+OUT_OF_STEP = """
+run = paceline.join()
+maker, judge, of_maker, of_judge = run.prepare(maker, judge, of_maker, of_judge)
+fates = []
+turn = run.worker  # so worker 1 begins with the other optimizer
+while not run.finished:
+    optimizer, loss = ((of_judge, judge_loss), (of_maker, maker_loss))[turn % 2]
+    optimizer.zero_grad()
+    loss(run.worker, turn).backward()
+    optimizer.step()
+    fates.append(str(run.last.fate))
+    turn += 1
+keep(run, fates=fates)
+"""
+
+
+def test_workers_that_begin_with_different_optimizers_come_into_step(launch):
+    """An update is for one optimizer: who came second with another one goes on to its next."""
+    ran = launch(GAN + OUT_OF_STEP, steps=6)
+    assert (ran.code, ran.err) == (0, "")
+    fates = [kept["fates"] for kept in ran.kept.values()]
+    assert sorted(map(len, fates)) == [6, 7]
+    assert sorted(fate for one in fates for fate in one) == ["accepted"] * 12 + ["cancelled"]
