@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check bench figures clean
+.PHONY: help demo test check fuzz bench figures clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
@@ -36,6 +36,10 @@ check: $(READY)  ## lint, format, types
 
 test: check      ## check, then every test
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+fuzz: $(READY)   ## a minute of a fuzzer's bytes at everything that reads what a peer sends
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python tests/fuzz/wire_fuzz.py -max_total_time=60
 
 bench: $(READY)  ## how fast: the simulator; a step beside DDP; runs beside the limit of their schedule
 	$(BIN)/python bench/simulator.py

@@ -18,6 +18,7 @@ from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 from paceline.watch.audit import audit
 from paceline.watch.trace import Trace, read_trace
+from scene import STEPS, Scene, Served, nobody, serve
 
 SPEC = ("workers", "steps", "min_workers", "late", "seed")
 
@@ -88,3 +89,28 @@ def launch(
         return Ran(code, printed.out, printed.err, trace, kept)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The run to which nobody comes."""
+    return serve(nobody, tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture
+def unharmed(
+    undisturbed: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Callable[[Scene], object]], tuple[Served, str]]:
+    """Let somebody come in; check that the run is as it would have been, and give what was said."""
+
+    def check(intrude: Callable[[Scene], object]) -> tuple[Served, str]:
+        capsys.readouterr()
+        served = serve(intrude, tmp_path)
+        assert served.failure == ""
+        contributors = [sorted(update.contributors) for update in served.trace.updates()]
+        assert contributors == [[0, 1]] * STEPS
+        assert torch.equal(served.weights, undisturbed.weights)
+        assert torch.equal(served.momentum, undisturbed.momentum)
+        return served, capsys.readouterr().out
+
+    return check

@@ -74,11 +74,11 @@ class Batches:
         self._pending[optimizer].clear()
 
     def samples(self, optimizer: int) -> int:
-        """How many samples the gradient for this optimizer is of; 1 where no loader tells."""
+        """How many samples the gradient for this optimizer is of; 1 where there are none to see."""
         by_stream: dict[int, int] = {}
         for batch, stream in self._pending[optimizer].items():
             by_stream[stream] = by_stream.get(stream, 0) + batch.samples
-        return max(by_stream.values(), default=1)
+        return max([1, *by_stream.values()])
 
     def is_pending(self, batch: Batch) -> bool:
         """Whether a gradient that was not pushed yet was computed on it."""

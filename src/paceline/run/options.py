@@ -20,9 +20,6 @@ __all__ = ["KnownOptions", "OptionBook", "group_of", "set_option"]
 
 Key = tuple[int, int, str]  # optimizer, group, name
 
-_NO_OPTIONS = ("params", "param_names")
-_OTHER: Any = object()  # unlike any value that can travel
-
 
 class KnownOptions:
     """The settings of a worker's optimizers, as far as the server knows them."""
@@ -65,14 +62,14 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 def _scalar(value: Any) -> Any:
     """The value as it travels; what cannot travel is never changed."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Real):  # a number of NumPy, even one that is also a float
+        return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Real):  # a number of NumPy, say
-        return int(value) if isinstance(value, Integral) else float(value)
-    if isinstance(value, tuple) and all(isinstance(part, int | float) for part in value):
-        return value
+    if isinstance(value, tuple | list) and all(isinstance(part, Real) for part in value):
+        return tuple([float(part) for part in value])
     return _NEW
 
 

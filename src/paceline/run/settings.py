@@ -9,6 +9,7 @@ import msgspec
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
+from paceline.run.wire import LARGEST
 from paceline.spec import RunSpec
 
 __all__ = ["Settings"]
@@ -42,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         parse_policy(self.policy).validate(self.spec)
         if self.slow:
             parse_latency(self.slow)
+        if self.spec.seed > LARGEST:
+            raise SpecError(f"seed must be at most {LARGEST} to travel, got {self.spec.seed}")
         if self.samples is not None and self.samples < 1:
             raise SpecError(f"samples must be >= 1, got {self.samples}")
         if self.epochs is not None and not 0 < self.epochs < inf:
@@ -52,8 +55,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SpecError(f"clip_norm must be > 0, got {self.clip_norm}")
 
     def write(self, path: Path) -> None:
-        """Write it for the server, and for people."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        """Write it for the server, and for people; raises SpecError if that cannot be."""
+        try:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        except OSError as error:
+            raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
@@ -62,5 +68,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as error:
             raise SpecError(f"cannot read {path}: {error.strerror}") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise SpecError(f"{path}: {error}") from None

@@ -30,6 +30,7 @@ from paceline.errors import ProtocolError
 from paceline.spec import Late
 
 __all__ = [
+    "LARGEST",
     "PROTOCOL",
     "Abandoned",
     "Cancel",

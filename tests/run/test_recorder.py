@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The trace of a run as it is written, and what scripts log into it."""
+
+from math import inf, isnan, nan
+
+import pytest
+
+from paceline.core.events import ApplyUpdate, Contribution, TimerFired
+from paceline.core.policies import parse_policy
+from paceline.errors import SpecError
+from paceline.run.recorder import Recorder
+from paceline.run.scalars import Scalars
+from paceline.spec import RunSpec
+from paceline.watch.trace import Ended, Header, Joined, Made, Paused, read_trace, record_event
+
+HEADER = Header.of("run", parse_policy("sync"), RunSpec(workers=2), {"torch": "2"})
+
+
+def test_a_trace_is_whole_lines_whenever_it_is_looked_at(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path, HEADER)
+    assert path.read_bytes() == b""
+    written = []
+    for number in range(5):
+        records = [Joined(float(number), number), Paused(float(number), "a\nline and “quotes”")]
+        recorder.write(records)
+        written += records
+        if number % 2:
+            recorder.flush()
+            recorder.flush()  # what was written once is not written twice
+            assert read_trace(path).records == written
+    recorder.write([])
+    recorder.write([Ended(9.0, 0)])
+    recorder.close()
+    found = read_trace(path)
+    assert (found.header, found.records) == (HEADER, [*written, Ended(9.0, 0)])
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_a_trace_that_nothing_happened_in_has_its_header(tmp_path):
+    Recorder(tmp_path / "trace.jsonl", HEADER).close()
+    assert read_trace(tmp_path / "trace.jsonl").records == []
+
+
+def test_a_trace_that_cannot_be_written_is_named_before_the_run(tmp_path):
+    path = tmp_path / "nowhere" / "trace.jsonl"
+    with pytest.raises(SpecError, match=f"cannot write {path}: No such file"):
+        Recorder(path, HEADER)
+    with pytest.raises(SpecError, match=f"cannot write {tmp_path}: Is a directory"):
+        Recorder(tmp_path, HEADER)
+
+
+def test_an_older_trace_is_not_added_to(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("old\n" * 1000, encoding="ascii")
+    Recorder(path, HEADER).close()
+    assert read_trace(path).records == []
+
+
+# -------------------------------------------------------------------------------------- scalars
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], {}),
+        ([(4, {})], {}),
+        ([(4, {"loss": 2.0})], {"loss": 2.0}),
+        ([(1, {"loss": 2.0}), (3, {"loss": 6.0})], {"loss": 5.0}),
+        ([(1, {"loss": 2.0}), (3, {"accuracy": 6.0})], {"loss": 2.0, "accuracy": 6.0}),
+        ([(1, {"a": 1.0, "b": 2.0}), (1, {"b": 4.0, "a": 3.0})], {"a": 2.0, "b": 3.0}),
+        ([(1, {"loss": 2.0}), (1, {"loss": inf})], {"loss": inf}),
+    ],
+)
+def test_what_was_logged_is_averaged_by_samples_over_those_that_logged_it(given, found):
+    scalars = Scalars()
+    scalars.give(8, 5, {"loss": -1.0})  # of another update
+    for samples, logged in given:
+        scalars.give(7, samples, logged)
+    assert scalars.take(7) == found
+    assert scalars.take(7) == {}
+    assert scalars.take(8) == {"loss": -1.0}
+
+
+def test_a_nan_that_was_logged_shows():
+    scalars = Scalars()
+    scalars.give(1, 1, {"loss": nan})
+    scalars.give(1, 1, {"loss": 1.0})
+    assert isnan(scalars.take(1)["loss"])
+
+
+def test_a_trace_can_be_read_whatever_was_logged(tmp_path):
+    """JSON has neither NaN nor infinity."""
+    update = ApplyUpdate(1, (Contribution(0, 0, 1),), (1.0,), (1.0,), 1)
+    logged = {"nan": nan, "inf": inf, "one": 1.0}
+    records = record_event(TimerFired(0.0, 0), [update], 0, made={1: Made(scalars=logged)})
+    recorder = Recorder(tmp_path / "trace.jsonl", HEADER)
+    recorder.write(records)
+    recorder.close()
+    [found] = read_trace(tmp_path / "trace.jsonl").updates()
+    assert found.scalars == {"nan": None, "inf": None, "one": 1.0}
+    assert [found] == records[1:]
