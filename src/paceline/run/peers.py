@@ -16,6 +16,7 @@ from typing import Any
 from paceline.run.channel import Challenger, Channel
 from paceline.run.layout import Views
 from paceline.run.wire import FromStranger, Hello, Seen, decode_worker
+from paceline.watch.trace import Measured
 
 __all__ = ["STRANGERS_MAX", "STRANGER_PATIENCE_S", "Peer", "is_stopped", "pid_of"]
 
@@ -50,6 +51,11 @@ class Peer:
             self.challenger.check(message)
             self.is_proven = True
             self.channel.trust(decode_worker)
+
+    def measured(self, compute_s: float, now: float, sq_norm: float | None = None) -> Measured:
+        """What the trace has of its report; it has computed no longer than since it was asked."""
+        assert self.asked_at is not None
+        return Measured(self.asked_at, min(compute_s, now - self.asked_at), sq_norm=sq_norm)
 
     def __str__(self) -> str:
         return "a stranger" if self.worker is None else f"worker {self.worker}"

@@ -183,7 +183,7 @@ class Server:
             return
         self._check_gradient(worker, message)
         now = self._now()
-        measured = _measured(peer, message.compute_s, now, message.sq_norm)
+        measured = peer.measured(message.compute_s, now, message.sq_norm)
         if self._is_of_another_optimizer(worker, message):
             self._report(peer, WorkAbandoned(now, worker, message.turn), measured, message)
         else:
@@ -196,7 +196,7 @@ class Server:
         worker = self._reporter(peer, message)
         if worker is not None:
             now = self._now()
-            measured = _measured(peer, message.compute_s, now)
+            measured = peer.measured(message.compute_s, now)
             self._report(peer, WorkAbandoned(now, worker, message.turn), measured, message)
 
     def _reporter(self, peer: Peer, message: wire.Gradient | wire.Abandoned) -> int | None:
@@ -205,6 +205,8 @@ class Server:
         for option in message.options:
             group_of(self._shard.common.optimizers, option)  # raises if there is none
         if not peer.is_parked:
+            if peer.asked_at is None or message.turn != self._decider.ledger.turns[worker]:
+                raise ProtocolError(f"nobody waits for turn {message.turn}")
             return worker
         self._take_options(message)
         self._come_back(worker, peer)
@@ -249,12 +251,12 @@ class Server:
         measured: Measured,
         message: wire.Gradient | wire.Abandoned,
     ) -> None:
-        asked_at, peer.asked_at = peer.asked_at, None
+        peer.asked_at = None
         self._shard.leave(event.worker)
         try:
             self._tell(event, measured, message)
         except ProtocolError:
-            peer.asked_at = asked_at  # its work is lost with it, and the trace says since when
+            peer.asked_at = measured.asked_at  # its work is lost with it; the trace says since when
             raise
 
     def _on_state_wanted(self, peer: Peer, message: wire.StateWanted) -> None:
@@ -391,9 +393,3 @@ def _member(peer: Peer) -> int:
     if peer.worker is None:
         raise ProtocolError("it must join before anything else")
     return peer.worker
-
-
-def _measured(peer: Peer, compute_s: float, now: float, sq_norm: float | None = None) -> Measured:
-    """What the trace has of a report; nobody has computed for longer than since it was asked."""
-    asked_at = now if peer.asked_at is None else peer.asked_at
-    return Measured(asked_at, min(compute_s, now - asked_at), sq_norm=sq_norm)
