@@ -48,6 +48,7 @@ def main(task: Task, out: Connection, err: Connection) -> None:
     os.dup2(err.fileno(), 2)
     out.close()
     err.close()
+    # A process that was just forked has the plain stream of the interpreter.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()  # tells the line that wrote to the parameters, which are the server's
     adopt(task.who, task.threads)

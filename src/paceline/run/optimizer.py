@@ -40,6 +40,7 @@ class Paced(Optimizer):
     _step_supports_amp_scaling = False  # so that a GradScaler divides the gradients itself
     _opt_called = True  # schedulers look whether this or `step` was called; they are stepped for us
 
+    # What a closure returns is what `step` would return, and there is none.
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Push the gradient, wait as the policy says, load the new parameters."""
         if closure is not None:

@@ -57,9 +57,6 @@ class Peer:
         assert self.asked_at is not None
         return Measured(self.asked_at, min(compute_s, now - self.asked_at), sq_norm=sq_norm)
 
-    def __str__(self) -> str:
-        return "a stranger" if self.worker is None else f"worker {self.worker}"
-
 
 def pid_of(channel: Channel[Any]) -> int | None:
     """The process at the other end, where it is on this machine and the system tells."""

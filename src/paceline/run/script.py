@@ -90,7 +90,7 @@ class Run:
 
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
         """`loss.backward()`, which ends early once the gradient is of no use any more."""
-        loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
+        loss.backward(*arguments, **options)  # type: ignore[no-untyped-call] # torch has no types
 
     def log(self, **scalars: float | Tensor) -> None:
         """Log numbers; the trace has their average over the contributors of each update."""
@@ -201,6 +201,8 @@ class WorkerRun(Run):
         if self._worker is None:
             raise SpecError("call run.prepare() first")
         return self._worker
+
+    # What is a plain attribute alone is asked of the link here, and scripts only read it.
 
     @property
     def version(self) -> int:  # type: ignore[override]
