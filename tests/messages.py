@@ -32,7 +32,7 @@ EXAMPLES = [
     wire.Join(3, RELEASE, CONTENTS),
     wire.Welcome(4, "cancel", "50ms", 7, True, False),
     wire.Refused("it has another token"),
-    wire.Work(5, 7, 1, True, (7,), (_OPTION,), _SEEN),
+    wire.Work(5, 7, 1, True, (7,), 12.5, (_OPTION,), _SEEN),
     wire.Cancel(5),
     wire.Over(8, 1, False, (8,), "finished", _SEEN),
     wire.Gradient(5, 7, 0, 32, 0.05, 1.5, (0,), (_OPTION,), {"loss": 0.5}),

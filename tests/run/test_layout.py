@@ -13,6 +13,7 @@ from torch import nn
 
 from messages import unhurried
 from paceline.errors import SpecError
+from paceline.run import layout
 from paceline.run.bulk import Region
 from paceline.run.layout import (
     ALIGNMENT,
@@ -51,37 +52,43 @@ contents = st.builds(
 )
 
 
-@unhurried
-@given(contents)
-def test_tensors_lie_apart_and_aligned_and_blocks_cover_them(contents):
-    layout = Layout.of(contents)
-    taken = set()
-    for section in (*layout.parameters, layout.buffers, layout.counters):
-        assert len({dtype for dtype, _, _ in section.blocks}) == len(section.blocks)
-        covered = {
-            dtype: range(begin, begin + count * dtype.itemsize)
-            for dtype, begin, count in section.blocks
-        }
-        for one, offset in zip(section.specs, section.offsets, strict=True):
-            dtype = dtype_of(one.dtype)
-            own = range(offset, offset + torch.Size(one.shape).numel() * dtype.itemsize)
-            assert offset % ALIGNMENT == 0
-            assert not taken.intersection(own)
-            taken.update(own)
-            if own:
-                assert own[0] in covered[dtype]
-                assert own[-1] in covered[dtype]
-        for block in covered.values():
-            assert block.stop <= layout.size
+def test_tensors_lie_apart_and_aligned_and_blocks_cover_them(monkeypatch):
+    monkeypatch.setattr(layout, "SMALL_BYTES", 64)
+
+    @unhurried
+    @given(contents)
+    def holds(contents):
+        found = Layout.of(contents)
+        taken = set()
+        for section in (*found.parameters, found.buffers, found.counters):
+            assert len({(b.dtype, b.is_small) for b in section.blocks}) == len(section.blocks)
+            covered = {
+                (b.dtype, b.is_small): range(b.offset, b.offset + b.numbers * b.dtype.itemsize)
+                for b in section.blocks
+            }
+            for one, offset in zip(section.specs, section.offsets, strict=True):
+                dtype = dtype_of(one.dtype)
+                own = range(offset, offset + torch.Size(one.shape).numel() * dtype.itemsize)
+                assert offset % ALIGNMENT == 0
+                assert not taken.intersection(own)
+                taken.update(own)
+                if own:
+                    block = covered[dtype, len(own) <= 64]
+                    assert own[0] in block
+                    assert own[-1] in block
+            for block in covered.values():
+                assert block.stop <= found.size
+
+    holds()
 
 
 @unhurried
 @given(contents)
 def test_what_is_done_to_the_blocks_is_done_to_every_tensor(contents):
-    layout = Layout.of(contents)
-    region, fd = Region.create(layout.size, "test")
+    found = Layout.of(contents)
+    region, fd = Region.create(found.size, "test")
     os.close(fd)
-    views = layout.view(region)
+    views = found.view(region)
     groups = [
         *zip(views.parameters, views.flats, strict=True),
         (views.buffers, views.buffer_flats),
@@ -90,8 +97,8 @@ def test_what_is_done_to_the_blocks_is_done_to_every_tensor(contents):
     for number, (_, flats) in enumerate(groups):
         for flat in flats:
             flat.fill_(number + 1)
-    for number, (found, _) in enumerate(groups):
-        for tensor in found:
+    for number, (own, _) in enumerate(groups):
+        for tensor in own:
             assert torch.equal(tensor, torch.full_like(tensor, number + 1))
 
 

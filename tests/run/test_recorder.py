@@ -93,7 +93,7 @@ def test_a_trace_can_be_read_whatever_was_logged(tmp_path):
     """JSON has neither NaN nor infinity."""
     update = ApplyUpdate(1, (Contribution(0, 0, 1),), (1.0,), (1.0,), 1)
     logged = {"nan": nan, "inf": inf, "one": 1.0}
-    records = record_event(TimerFired(0.0, 0), [update], 0, made={1: Made(scalars=logged)})
+    records = list(record_event(TimerFired(0.0, 0), [update], 0, made={1: Made(scalars=logged)}))
     recorder = Recorder(tmp_path / "trace.jsonl", HEADER)
     recorder.write(records)
     recorder.close()

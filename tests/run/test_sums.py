@@ -80,6 +80,7 @@ def test_an_average_is_weighted_by_samples_and_scales(dtype, block, monkeypatch)
     def is_weighted(given):
         total = Sum(flats_of, lambda: slot_of(where, [7.0] * SIZE))  # used before
         for worker, row, samples, scale, needed in given:
+            total.add(worker)  # its slot is needed
             total.give(worker, slot_of(where, row), samples, scale)
             for other in needed:
                 total.add(other)

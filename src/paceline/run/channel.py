@@ -45,7 +45,9 @@ STRANGER_LIMIT = 256
 MEMBER_LIMIT = 16 * 2**20
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 12
+_FD = struct.Struct("i")
 _FDS_MAX = 4
+_ALONG_BYTES = socket.CMSG_SPACE(_FDS_MAX * _FD.size)
 
 T = TypeVar("T")
 
@@ -92,7 +94,7 @@ class Channel(Generic[T]):
         self._frames = Frames(limit)
         self._fds: deque[int] = deque()
         self._fds_max = 0  # a stranger has nothing to send along
-        self._carries_fds = sock.family == socket.AF_UNIX
+        self.is_local = sock.family == socket.AF_UNIX  # so descriptors can come along
 
     def fileno(self) -> int:
         """The descriptor of the socket, for a selector."""
@@ -161,11 +163,10 @@ class Channel(Generic[T]):
 
     def _read(self) -> None:
         try:
-            if self._carries_fds:
-                data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _FDS_MAX)
-                self._fds.extend(fds)
-                if len(self._fds) > self._fds_max:
-                    raise ProtocolError("more memory came along than belongs to any message")
+            if self.is_local:
+                data, along, _, _ = self._sock.recvmsg(_READ_BYTES, _ALONG_BYTES)
+                if along:
+                    self._take_along(along)
             else:
                 data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
@@ -175,6 +176,14 @@ class Channel(Generic[T]):
         if not data:
             raise PeerLost("the connection was closed")
         self._frames.feed(data)
+
+    def _take_along(self, along: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in along:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                count = len(data) // _FD.size
+                self._fds.extend(fd for (fd,) in _FD.iter_unpack(data[: count * _FD.size]))
+        if len(self._fds) > self._fds_max:
+            raise ProtocolError("more memory came along than belongs to any message")
 
 
 # ----------------------------------------------------------------------------- knowing each other

@@ -7,6 +7,7 @@ launcher, which names what is to be done here, is quick because it has no torch.
 
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import random
@@ -53,6 +54,7 @@ def main(task: Task, out: Connection, err: Connection) -> None:
     faulthandler.enable()  # tells the line that wrote to the parameters, which are the server's
     adopt(task.who, task.threads)
     _seed(task)
+    gc.freeze()  # what torch has made stays, so nobody need look through it again and again
     sys.argv = [str(task.script), *task.arguments]
     sys.path[0:1] = [str(task.script.parent)]
     try:

@@ -69,7 +69,7 @@ class Crew:
         self.members[worker] = peer
         self.ever.add(worker)
 
-    def send_work(self, worker: int, turn: int, version: int) -> None:
+    def send_work(self, worker: int, turn: int, version: int, asked_at: float) -> None:
         """Let the worker compute at this version, and tell it what became of its last gradient."""
         peer = self.members[worker]
         place = self._shard.read(worker, version)
@@ -79,6 +79,7 @@ class Crew:
             place.number,
             place.number not in peer.places,
             self._shard.steps_at(version),
+            asked_at,
             self.options.since(peer.options_known),
             peer.seen,
         )

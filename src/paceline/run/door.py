@@ -56,13 +56,14 @@ class Door:
                 self._woken.recv(4096)
             else:
                 peers.append(key.data)
-        self._send_away_the_slow()
+        if self._strangers:
+            self._send_away_the_slow()
         return peers
 
     def hear(self, peer: Peer) -> Iterator[FromWorker]:
         """What a worker says; strangers are dealt with. Raises ProtocolError and PeerLost."""
         for message in peer.channel.receive_nowait():
-            if isinstance(message, Hello | Proof):
+            if isinstance(message, (Hello, Proof)):
                 peer.introduce(message)
                 if peer.is_proven:
                     self._strangers.pop(peer, None)

@@ -5,13 +5,14 @@ The token is in a file that only its owner can read; the environment has the pat
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import SpecError
 
-__all__ = ["Identity", "adopt", "identity", "threads", "variables"]
+__all__ = ["Identity", "adopt", "identity", "large_pages", "threads", "variables"]
 
 _ROLE = "PACELINE_ROLE"
 _ADDRESS = "PACELINE_ADDRESS"
@@ -19,6 +20,7 @@ _TOKEN_FILE = "PACELINE_TOKEN_FILE"
 _WORKER = "PACELINE_WORKER"
 _RUN_DIR = "PACELINE_RUN_DIR"
 _THREADS = "PACELINE_THREADS"
+_LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,19 @@ def adopt(who: Identity, threads: int) -> None:
     """Make this process that one, with so many threads for its tensors."""
     os.environ.update(variables(who))
     os.environ[_THREADS] = str(threads)
+
+
+@contextmanager
+def large_pages() -> Iterator[None]:
+    """Let torch keep large tensors in large pages, in processes that are started meanwhile."""
+    if _LARGE_PAGES in os.environ:
+        yield
+        return
+    os.environ[_LARGE_PAGES] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_LARGE_PAGES]
 
 
 def threads() -> int | None:

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from time import monotonic
@@ -23,7 +24,7 @@ from typing import TextIO
 from paceline.errors import SpecError
 from paceline.run.channel import new_token
 from paceline.run.child import Task, main
-from paceline.run.environment import Identity
+from paceline.run.environment import Identity, large_pages
 from paceline.run.settings import Settings
 
 __all__ = ["Launch", "new_run_dir"]
@@ -97,6 +98,8 @@ class Launch:
         token_file.write_text(new_token(), encoding="ascii")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
+        with large_pages():
+            forkserver.ensure_running()
         address = f"unix:@paceline-{secrets.token_hex(16)}"
         who = Identity(address, token_file, self._run_dir, None)
         cores = len(os.sched_getaffinity(0))

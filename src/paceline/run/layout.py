@@ -5,13 +5,14 @@ All processes of a run execute the same script, so each finds the same tensors i
 of each optimizer, the buffers of the models, and parameters that nobody steps. A worker's slot and
 a version of the parameters are laid out alike: a gradient lies where its parameter does.
 
-Within a section, tensors of one type lie one after the other, so that adding up gradients is one
-operation on a flat block and not one for each tensor.
+Within a section, tensors of one type lie one after the other, the small ones first, so that adding
+up gradients is one operation on a flat block and not one for each tensor.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +24,21 @@ from paceline.run.bulk import Region
 from paceline.run.wire import Contents, OptimizerSpec, TensorSpec
 
 __all__ = [
+    "SMALL_BYTES",
     "Common",
     "Layout",
     "Section",
     "Views",
     "difference",
     "dtype_of",
+    "flat",
     "gather",
     "lay_out_constants",
     "tensors",
 ]
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector
+SMALL_BYTES = 1 << 16  # tensors up to this are moved together, for each move has its price
 STEPPED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -131,13 +135,25 @@ def _spec(name: str, tensor: Tensor) -> TensorSpec:
     return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape), tuple(stride))
 
 
+class Block(NamedTuple):
+    """Memory of one type without gaps."""
+
+    dtype: torch.dtype
+    offset: int  # in bytes
+    numbers: int  # how many
+    is_small: bool
+
+
 @dataclass(frozen=True)
 class Section:
-    """Tensors that lie together: where each begins, and the flat blocks that they make."""
+    """Tensors that lie together: where each begins, and the flat blocks that they make.
+
+    A block has tensors of one type, either small or large ones.
+    """
 
     specs: tuple[TensorSpec, ...]
     offsets: tuple[int, ...]  # in bytes, by tensor
-    blocks: tuple[tuple[torch.dtype, int, int], ...]  # type, offset in bytes, count
+    blocks: tuple[Block, ...]
 
 
 @dataclass
@@ -146,6 +162,7 @@ class Views:
 
     parameters: list[list[Tensor]]  # by optimizer
     flats: list[list[Tensor]]  # by optimizer; all its parameters in as few tensors as can be
+    small_flats: list[list[Tensor]]  # likewise; those of the flats that small parameters make
     buffers: list[Tensor]
     buffer_flats: list[Tensor]
     counters: list[Tensor]
@@ -180,6 +197,7 @@ class Layout:
         return Views(
             [tensors(section, region) for section in self.parameters],
             [flats(section, region) for section in self.parameters],
+            [small_flats(section, region) for section in self.parameters],
             tensors(self.buffers, region),
             flats(self.buffers, region),
             tensors(self.counters, region),
@@ -196,14 +214,15 @@ def _place(specs: tuple[TensorSpec, ...], begin: int) -> tuple[Section, int]:
     offsets = [0] * len(specs)
     blocks = []
     end = begin
-    by_dtype = sorted(range(len(specs)), key=lambda i: specs[i].dtype)
-    for name, same in groupby(by_dtype, lambda i: specs[i].dtype):
+    sizes = [torch.Size(s.shape).numel() * dtype_of(s.dtype).itemsize for s in specs]
+    kinds = [(s.dtype, size > SMALL_BYTES) for s, size in zip(specs, sizes, strict=True)]
+    by_kind = sorted(range(len(specs)), key=kinds.__getitem__)
+    for (name, is_large), same in groupby(by_kind, kinds.__getitem__):
         dtype, first = dtype_of(name), end
         for i in same:
             offsets[i] = end
-            size = torch.Size(specs[i].shape).numel() * dtype.itemsize
-            end += -(-size // ALIGNMENT) * ALIGNMENT
-        blocks.append((dtype, first, (end - first) // dtype.itemsize))
+            end += -(-sizes[i] // ALIGNMENT) * ALIGNMENT
+        blocks.append(Block(dtype, first, (end - first) // dtype.itemsize, not is_large))
     return Section(specs, tuple(offsets), tuple(blocks)), end
 
 
@@ -219,7 +238,17 @@ def tensors(section: Section, region: Region) -> list[Tensor]:
 
 def flats(section: Section, region: Region) -> list[Tensor]:
     """The blocks of a section, as they lie in the region."""
-    return [region.tensor(dtype, count, offset) for dtype, offset, count in section.blocks]
+    return [region.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks]
+
+
+def small_flats(section: Section, region: Region) -> list[Tensor]:
+    """Those blocks that small tensors make."""
+    return [region.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks if b.is_small]
+
+
+def flat(dense: Tensor) -> Tensor:
+    """A tensor without gaps, in whatever order its dimensions lie, as a flat one."""
+    return dense.as_strided((dense.numel(),), (1,))
 
 
 def dtype_of(name: str) -> torch.dtype:

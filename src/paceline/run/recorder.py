@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes the trace of a run while it happens, line by line."""
+"""Writes the trace of a run while it happens, line by line.
 
+What happens is only noted at first, and becomes lines when nobody waits for the server.
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -16,18 +20,25 @@ class Recorder:
 
     def __init__(self, path: Path, header: Header) -> None:
         self._encode = msgspec.json.Encoder().encode
+        self._given: list[Iterable[Record]] = []
         self._lines: list[bytes] = [self._encode(header)]
         try:
             self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
-    def write(self, records: list[Record]) -> None:
-        """Take these in."""
-        self._lines += map(self._encode, records)
+    def write(self, records: Iterable[Record]) -> None:
+        """Take these in; they become lines when there is time for it."""
+        self._given.append(records)
+
+    def catch_up(self) -> None:
+        """Make lines of what was taken in."""
+        self._lines += [self._encode(record) for records in self._given for record in records]
+        self._given.clear()
 
     def flush(self) -> None:
         """Bring everything to the file."""
+        self.catch_up()
         if self._lines:
             self._file.write(b"\n".join(self._lines) + b"\n")
             self._lines.clear()

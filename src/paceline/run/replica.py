@@ -4,25 +4,33 @@
 The parameters of the script's models are pointed at the memory in which the server wrote them: to
 load a version is to point at another place, or to do nothing where the server made the update in
 place. That memory is for reading only. Gradients are moved to the slot as the backward pass makes
-them, one parameter at a time and while they are in the cache.
+them, one parameter at a time, and measured while they are in the cache.
 
 Parameters on another device, and those that a module changes by itself, are copied instead.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import SpecError
 from paceline.run.bulk import Region
-from paceline.run.layout import Common, Layout, Views, lay_out_constants, tensors
-from paceline.run.sums import square
+from paceline.run.layout import (
+    SMALL_BYTES,
+    Common,
+    Layout,
+    Views,
+    flat,
+    lay_out_constants,
+    tensors,
+)
+from paceline.run.sums import blocks, square
 
 __all__ = ["Replica"]
 
-SMALL_BYTES = 1 << 16  # gradients up to this are moved together, for each move has its price
 TOO_LARGE = 1e308  # stands for the squared norm of a gradient whose square is beyond its type
 
 Home = tuple[dict[str, Tensor | None], str]  # where a module keeps a buffer, and as what
@@ -40,6 +48,7 @@ class Replica:
         self._pointed: list[tuple[int, int, Tensor]] = []
         self._copied: list[tuple[int, int, Tensor]] = []
         self._staged: set[int] = set()
+        self._measured: dict[Tensor, _Measured] = {}  # large gradients, by where they lie
         self._buffers = _homes(common.buffers, models)
         self._counters = _homes(common.counters, models)
         copied_ids = {id(tensor) for tensor in _written_by_modules(models)}
@@ -108,7 +117,7 @@ class Replica:
                 grad = parameter.grad
                 if grad is not view and grad is not None:
                     _check(grad, view)
-                    view.copy_(grad.detach() if grad.requires_grad else grad)
+                    self._measured[view] = _move(grad.detach(), view)
                     parameter.grad = view
             then(optimizer)
 
@@ -140,15 +149,51 @@ class Replica:
                 grads.append(grad.detach() if grad.requires_grad else grad)
         if grads:
             torch._foreach_copy_(targets, grads)
+        sq_norm = sum(map(square, self._slot.small_flats[optimizer]))
+        sq_norm += sum(self._square_of(view) for view in views if view.nbytes > SMALL_BYTES)
         if self._slot.buffers:
             torch._foreach_copy_(self._slot.buffers, _kept(self._buffers))
         if self._slot.counters:
             torch._foreach_copy_(self._slot.counters, _kept(self._counters))
         flats = self._slot.flats[optimizer]
-        sq_norm = sum(map(square, flats))
-        if not isfinite(sq_norm) and all(bool(flat.isfinite().all()) for flat in flats):
+        if not isfinite(sq_norm) and all(bool(one.isfinite().all()) for one in flats):
             sq_norm = TOO_LARGE
         return tuple(unused), sq_norm
+
+    def _square_of(self, view: Tensor) -> float:
+        """The squared norm of what lies there, measured again only if the script has changed it."""
+        now = flat(view)
+        known = self._measured.get(view)
+        # Some things change a tensor unseen (GradScaler, `grad.data`): look at the first block too.
+        if (
+            known is None
+            or known.edition != view._version
+            or known.first != square(blocks(now)[0])
+            or not isfinite(known.sq_norm)
+        ):
+            return square(now)
+        return known.sq_norm
+
+
+class _Measured(NamedTuple):
+    """What a gradient in the slot was like when it had been moved there."""
+
+    edition: int  # of its memory: how often torch had seen it change
+    first: float  # the squared norm of its first block
+    sq_norm: float
+
+
+def _move(grad: Tensor, view: Tensor) -> _Measured:
+    """Copy a gradient there, and measure each block of it on the way."""
+    if grad.stride() != view.stride():
+        view.copy_(grad)
+        grad = view
+    squares = []
+    for source, target in zip(blocks(flat(grad)), blocks(flat(view)), strict=True):
+        if grad is not view:
+            target.copy_(source)
+        squares.append(square(source))
+    return _Measured(view._version, squares[0], sum(squares))
 
 
 def _check(grad: Tensor, view: Tensor) -> None:

@@ -29,6 +29,7 @@ from paceline.run.data import Stream, own_stream, samples_in_epoch
 from paceline.run.door import Door
 from paceline.run.environment import Identity, identity, threads
 from paceline.run.layout import gather
+from paceline.run.memory import keep_freed_memory
 from paceline.run.optimizer import pace
 from paceline.run.recorder import Recorder
 from paceline.run.replica import Replica
@@ -51,6 +52,7 @@ def join() -> "Run":
         return Alone()
     if (count := threads()) is not None:
         torch.set_num_threads(count)
+    keep_freed_memory()
     return ServerRun(who) if who.worker is None else WorkerRun(who)
 
 

@@ -6,7 +6,8 @@ Theory of operation
     read; the decider answers with actions, which are performed in their order: tensors by the
     shard, everything else by a message. The event and what was decided go into the trace. A run has
     no other state than the ledger of the decider, the tensors of the shard, and what each peer was
-    told last.
+    told last. What nobody waits for is done when nobody has anything to say: gradients that have
+    come are added up, and the trace is written.
 
     A worker's death is its connection closing. A worker that was stopped is found by asking the
     system; it leaves the run, and joins again with the first word that it says, or, if it had
@@ -15,6 +16,7 @@ Theory of operation
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -43,10 +45,12 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.run import wire
 from paceline.run.crew import Crew
 from paceline.run.door import Door
+from paceline.run.goal import Goal
 from paceline.run.options import group_of, set_option
 from paceline.run.peers import Peer, is_stopped
 from paceline.run.progress import Progress
 from paceline.run.recorder import Recorder
+from paceline.run.reports import check_gradient, is_of_another_optimizer
 from paceline.run.scalars import Scalars
 from paceline.run.settings import Settings
 from paceline.run.shard import Shard
@@ -55,9 +59,10 @@ from paceline.watch.trace import Ended, Made, Measured, record_event
 
 __all__ = ["Server"]
 
+QUIET_S = 1e-3  # when nobody has said anything for so long, there is time for chores
 TICK_S = 0.5  # how often the server looks after things that nobody tells it
+WORTH_ADDING_EARLY_BYTES = 1 << 20  # less is added up in no time when the update is made
 LINGER_S = 10.0  # for workers that have not come yet when the run is over
-NON_FINITE_MAX = 100  # gradients without an update between them, for each worker, until it ends
 
 
 class Server:
@@ -76,11 +81,9 @@ class Server:
         self._scalars = Scalars()
         self._timers: list[tuple[float, int]] = []
         self._made: dict[int, Made] = {}  # updates that the present event has led to
-        self._samples = 0  # that came into updates
-        self._samples_wanted = settings.samples
-        self._refusals = 0  # of gradients that were not finite, since the last update
+        self._goal = Goal(settings.samples)
+        self._has_chores = False
         self._end: Ended | None = None
-        self._failure = ""
         self._began = monotonic()
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             wire.Join: self._on_join,
@@ -105,18 +108,21 @@ class Server:
             if monotonic() >= next_tick:
                 self._tick()
                 next_tick = monotonic() + TICK_S
-            for peer in self._door.wait(self._wait_s(next_tick)):
+            wait_s = self._wait_s(next_tick)
+            heard = self._door.wait(min(wait_s, QUIET_S) if self._has_chores else wait_s)
+            for peer in heard:
                 self._hear(peer)
+            if self._has_chores and not heard:
+                self._do_chores()
             self._fire_timers()
             self._lose_the_lost()
-            stops = self._end is not None or self._decider.ledger.stopping
-            if self._door.stop_wanted and not stops:
+            if self._door.stop_wanted and not self._stops:
                 self._tell(StopRequested(self._now()))
         assert self._end is not None
         self._recorder.write([self._end])
         self._recorder.close()
         self._door.shut()
-        return self._failure
+        return self._goal.failure
 
     def _is_done(self) -> bool:
         """Whether the run is over and everybody has been told, those too that come late to it."""
@@ -124,6 +130,10 @@ class Server:
             return False
         all_came = len(self._crew.ever) >= self._settings.spec.workers
         return all_came or self._door.stop_wanted or self._now() > self._end.t + LINGER_S
+
+    @property
+    def _stops(self) -> bool:
+        return self._end is not None or self._decider.ledger.stopping
 
     def _now(self) -> float:
         return monotonic() - self._began
@@ -175,16 +185,16 @@ class Server:
     def _join(self, peer: Peer, worker: int) -> None:
         self._tell(WorkerJoined(self._now(), worker))
         if self._end is not None:
-            self._crew.send_over(peer, self._failure)
+            self._crew.send_over(peer, self._goal.failure)
 
     def _on_gradient(self, peer: Peer, message: wire.Gradient) -> None:
         worker = self._reporter(peer, message)
         if worker is None:
             return
-        self._check_gradient(worker, message)
+        check_gradient(self._decider, self._shard, worker, message)
         now = self._now()
         measured = peer.measured(message.compute_s, now, message.sq_norm)
-        if self._is_of_another_optimizer(worker, message):
+        if is_of_another_optimizer(self._decider, self._shard, worker, message):
             self._report(peer, WorkAbandoned(now, worker, message.turn), measured, message)
         else:
             finite = message.cancelled or message.sq_norm is not None
@@ -224,26 +234,6 @@ class Server:
         self._progress.say(f"worker {worker} is back")
         self._join(peer, worker)
 
-    def _check_gradient(self, worker: int, message: wire.Gradient) -> None:
-        parameters = self._shard.common.parameters
-        if message.optimizer >= len(parameters):
-            raise ProtocolError(f"there is no optimizer {message.optimizer}")
-        if message.unused and max(message.unused) >= len(parameters[message.optimizer]):
-            raise ProtocolError(f"there is no parameter {max(message.unused)}")
-        if message.cancelled and self._decider.would_accept(worker):
-            raise ProtocolError(f"nobody has cancelled turn {message.turn}")
-
-    def _is_of_another_optimizer(self, worker: int, message: wire.Gradient) -> bool:
-        """Whether others have begun the same update with another optimizer.
-
-        Rules that mix the turns of workers mix their optimizers too; all others keep in step.
-        """
-        member = self._decider.ledger.members.get(worker)
-        if self._decider.policy.repeats or member is None or member.work is None:
-            return False
-        other = self._shard.optimizer_of(member.work.update)
-        return other is not None and other != message.optimizer
-
     def _report(
         self,
         peer: Peer,
@@ -280,18 +270,19 @@ class Server:
         if message is not None:
             self._take_options(message)
         self._made = {}
-        asked = [action for action in actions if isinstance(action, SendParams)]  # they come last
-        for action in actions[: len(actions) - len(asked)]:
-            if isinstance(action, Accept) and isinstance(message, wire.Gradient):
+        asked: list[SendParams] = []  # when everything else is done
+        for action in actions:
+            if isinstance(action, SendParams):
+                asked.append(action)
+            elif isinstance(action, Accept) and isinstance(message, wire.Gradient):
                 self._accept(action, message)
             elif isinstance(action, Drop):
                 self._drop(action, version)
             else:
                 self._performers[type(action)](action, event.time)
         self._recorder.write(record_event(event, actions, version, measured, self._made))
-        wanted = self._samples_wanted
-        if wanted is not None and self._samples >= wanted and self._end is None:
-            self._samples_wanted = None
+        self._has_chores = True
+        if self._goal.is_reached and not self._stops:
             self._tell(StopRequested(self._now()))
         if self._end is None:
             for action in asked:
@@ -319,18 +310,12 @@ class Server:
         peer.seen = wire.Seen(action.fate, action.version, version - action.version, 0)
         peer.given_to = None
         if action.fate is Fate.NON_FINITE:
-            self._refusals += 1
-            if self._refusals >= NON_FINITE_MAX * max(1, len(self._crew.active)):
-                self._fail(
-                    f"the last {self._refusals} gradients all had a NaN or an infinity in them; "
-                    "lower the learning rate, or look at the data"
-                )
+            self._goal.refused(len(self._crew.active))
 
     def _apply(self, action: ApplyUpdate, time: float) -> None:
         del time
         applied = self._shard.apply(action.update)
-        self._refusals = 0
-        self._samples += sum(c.samples for c in action.contributions)
+        self._goal.updated(sum(c.samples for c in action.contributions))
         for contribution in action.contributions:
             peer = self._crew.members.get(contribution.worker)
             if peer is not None and peer.seen is not None and peer.given_to == action.update:
@@ -346,7 +331,7 @@ class Server:
     def _send_params(self, action: SendParams, time: float) -> None:
         self._shard.free_slot(action.worker)
         self._crew.members[action.worker].asked_at = time
-        self._crew.send_work(action.worker, action.turn, action.version)
+        self._crew.send_work(action.worker, action.turn, action.version, self._began + time)
 
     def _cancel(self, action: Cancel, time: float) -> None:
         del time
@@ -355,16 +340,10 @@ class Server:
 
     def _finish(self, action: Finish, time: float) -> None:
         unused = tuple(c.worker for c in action.unused)
-        self._end = Ended(time, action.version, unused, self._failure or "finished")
-        self._progress.end(action.version, self._samples)
+        self._end = Ended(time, action.version, unused, self._goal.failure or "finished")
+        self._progress.end(action.version, self._goal.samples)
         for peer in self._crew.active:
-            self._crew.send_over(peer, self._failure)
-
-    def _fail(self, why: str) -> None:
-        """The run can come to nothing: let it end, and say why."""
-        if not self._failure:
-            self._failure = why
-            self._door.stop_wanted = True
+            self._crew.send_over(peer, self._goal.failure)
 
     # ------------------------------------------------------------------------- looking after it
 
@@ -374,6 +353,18 @@ class Server:
             _, timer = heappop(self._timers)
             if timer == ledger.timer and ledger.timer_runs and self._end is None:
                 self._tell(TimerFired(self._now(), timer))
+
+    def _do_chores(self) -> None:
+        """Nobody has anything to say: do what nobody waits for."""
+        self._has_chores = False
+        self._recorder.catch_up()
+        if self._shard.layout.size >= WORTH_ADDING_EARLY_BYTES:
+            ledger = self._decider.ledger
+            limit: float = inf
+            if self._decider.policy.needed(ledger) >= len(ledger.members):
+                # It takes everybody, in the order of their numbers: so a run repeats bit for bit.
+                limit = min((w for w, m in ledger.members.items() if m.work), default=inf)
+            self._shard.add_early(self._shard.version + 1, limit)
 
     def _tick(self) -> None:
         """Look after what nobody tells: who was stopped, what the run waits for, the trace."""

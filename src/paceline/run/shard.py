@@ -169,7 +169,15 @@ class Shard:
 
     def give(self, update: int, piece: Piece) -> None:
         """Keep an accepted gradient for an update; it stays in its slot until that is needed."""
-        self._making.setdefault(update, Making(self._accumulator)).give(piece)
+        if update not in self._making:
+            self._making[update] = Making(self._accumulator)
+        self._making[update].give(piece)
+
+    @torch.no_grad()
+    def add_early(self, update: int, limit: float) -> None:
+        """Add up what workers below this number have given to an update that is not due yet."""
+        if update in self._making:
+            self._making[update].add_early(limit)
 
     def free_slot(self, worker: int) -> None:
         """The worker goes on, or is gone: what still lies in its slot is added up now."""

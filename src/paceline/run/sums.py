@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Adding up what the workers gave to an update.
 
-A `Piece` is an accepted gradient that still lies in its worker's slot. Pieces wait there until the
-update is made, and are then added up in the order of their workers, block by block, so that each
-slot is read once and the sum is scaled and measured while it is in the cache. Where a worker is to
-go on before that, its piece is added to an accumulator at once.
+A `Piece` is an accepted gradient that still lies in its worker's slot. Pieces are added up when the
+server has nothing else to do, at once where a worker is to go on and needs its slot, and all that
+are left when the update is made: in the order of their workers, block by block, so that each slot
+is read once and the sum is scaled and measured while it is in the cache.
 
 The first piece has weight 1 and the others are weighted against it: with equal samples nothing is
 multiplied, and two halves of a batch add up to the very bits of the whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.run.layout import Views
 
-__all__ = ["Making", "Piece", "Sum", "square"]
+__all__ = ["Making", "Piece", "Sum", "blocks", "square"]
 
 BLOCK = 1 << 18  # numbers that are added up at a time; as many as stay in a cache of 1 MB
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """An accepted gradient in its slot."""
 
     worker: int
@@ -44,60 +44,69 @@ class Sum:
         """`select`: what of a region is averaged. `accumulator`: where to, if it is needed."""
         self._select = select
         self._accumulator = accumulator
-        self._waiting: list[tuple[int, Views, float]] = []  # worker, where it lies, weight
+        self._waiting: dict[int, tuple[Views, float]] = {}  # by worker: where it lies, weight
         self._into: Views | None = None  # not None iff something was added
         self._first = 0.0  # the weight of what was added first
         self._samples = 0
 
     def give(self, worker: int, slot: Views, samples: int, scale: float = 1.0) -> None:
         """Take this in; it stays where it lies until `add` or `average`."""
-        self._waiting.append((worker, slot, samples * scale))
+        self._waiting[worker] = (slot, samples * scale)
         self._samples += samples
 
     def add(self, worker: int) -> None:
         """Where this lies is needed: add it now."""
-        for piece in [piece for piece in self._waiting if piece[0] == worker]:
-            self._waiting.remove(piece)
-            _, slot, weight = piece
-            if self._into is None:
-                self._into, self._first = self._accumulator(), weight
-                for flat, one in zip(self._select(self._into), self._select(slot), strict=True):
-                    flat.copy_(one)
-            else:
-                for flat, one in zip(self._select(self._into), self._select(slot), strict=True):
-                    flat.add_(one, alpha=weight / self._first)
+        if worker in self._waiting:
+            self._add([self._waiting.pop(worker)])
+
+    def add_early(self, limit: float) -> None:
+        """Add what workers below this number have given; one alone has nothing to be added to."""
+        early = [worker for worker in sorted(self._waiting) if worker < limit]
+        if len(early) > 1 or (early and self._into is not None):
+            self._add([self._waiting.pop(worker) for worker in early])
 
     def average(self) -> tuple[Views, float]:
         """Where the average lies now, and its squared norm."""
-        self._waiting.sort(key=lambda piece: piece[0])
-        added = self._into is not None
-        if not added and len(self._waiting) == 1 and self._waiting[0][2] == self._samples:
-            slot = self._waiting[0][1]
+        pieces = [self._waiting[worker] for worker in sorted(self._waiting)]
+        if self._into is None and len(pieces) == 1 and pieces[0][1] == self._samples:
+            slot = pieces[0][0]
             return slot, sum(map(square, self._select(slot)))
-        into = self._into if self._into is not None else self._accumulator()
-        first = self._first if added else self._waiting[0][2]
-        ratios = [weight / first for _, _, weight in self._waiting]
         sq_norm = 0.0
-        for i, flat in enumerate(self._select(into)):
-            given = [_blocks(self._select(slot)[i]) for _, slot, _ in self._waiting]
-            for out, *parts in zip(_blocks(flat), *given, strict=True):
-                _add_up(out, parts, ratios, added)
-                out.mul_(first / self._samples)
-                sq_norm += square(out)
-        return into, sq_norm
+        for block in self._sum(pieces):
+            block.mul_(self._first / self._samples)
+            sq_norm += square(block)
+        assert self._into is not None
+        return self._into, sq_norm
+
+    def _add(self, pieces: list[tuple[Views, float]]) -> None:
+        for _ in self._sum(pieces):
+            pass
+
+    def _sum(self, pieces: list[tuple[Views, float]]) -> Iterator[Tensor]:
+        """Add these up in this order, block by block; each block of the sum while it is at hand."""
+        was_empty = self._into is None
+        if self._into is None:
+            self._into, self._first = self._accumulator(), pieces[0][1]
+        ratios = [weight / self._first for _, weight in pieces]
+        for i, total in enumerate(self._select(self._into)):
+            given = [blocks(self._select(slot)[i]) for slot, _ in pieces]
+            for out, *parts in zip(blocks(total), *given, strict=True):
+                _add_up(out, parts, ratios, was_empty)
+                yield out
 
 
-def _blocks(flat: Tensor) -> Sequence[Tensor]:
+def blocks(flat: Tensor) -> Sequence[Tensor]:
+    """The parts of a flat tensor that are worked on one after the other."""
     return torch.split(flat, BLOCK) if flat.numel() > BLOCK else (flat,)
 
 
-def _add_up(out: Tensor, parts: list[Tensor], ratios: list[float], added: bool) -> None:
-    """Sum the parts, in their order, into `out`, or onto what was added to it before."""
+def _add_up(out: Tensor, parts: list[Tensor], ratios: list[float], was_empty: bool) -> None:
+    """Sum the parts, in their order, onto `out`, or into it if nothing was there before."""
     begin = 0
-    if not added and len(parts) > 1:
+    if was_empty and len(parts) > 1:
         torch.add(parts[0], parts[1], alpha=ratios[1], out=out)
         begin = 2
-    elif not added:
+    elif was_empty:
         out.copy_(parts[0])
         begin = 1
     for part, ratio in zip(parts[begin:], ratios[begin:], strict=True):
@@ -144,10 +153,16 @@ class Making:
 
     def add(self, worker: int) -> None:
         """The worker needs its slot: add what lies in it now."""
-        for total in self.sums.values():
+        for total in self._all_sums():
             total.add(worker)
-        if self.buffers is not None:
-            self.buffers.add(worker)
+
+    def add_early(self, limit: float) -> None:
+        """There is time: add what workers below this number have given."""
+        for total in self._all_sums():
+            total.add_early(limit)
+
+    def _all_sums(self) -> list[Sum]:
+        return [*self.sums.values(), *([] if self.buffers is None else [self.buffers])]
 
     def _accumulate_in(self) -> Views:
         if self._memory is None:

@@ -183,6 +183,7 @@ class Work(_Message, tag=7, frozen=True):
     place: Whole
     place_is_new: bool
     steps: tuple[Whole, ...]  # how often each optimizer has stepped
+    asked_at: Amount  # by the clock of the server's machine: time.monotonic()
     options: tuple[Option, ...] = ()  # those that this worker does not know yet
     seen: Seen | None = None
 

@@ -86,7 +86,7 @@ class Worker:
         self._glanced_at = 0.0
         slow, seed = self.welcome.slow, self.welcome.seed
         self._times = parse_latency(slow).stream(self.number, seed) if slow else None
-        self._takes_s = 0.0  # what this gradient takes at least
+        self._due_at = 0.0  # before this, the gradient must not arrive
         self._logged: dict[str, tuple[float, int]] = {}  # sum and count
 
     def _join(self, contents: wire.Contents) -> wire.Welcome:
@@ -111,9 +111,10 @@ class Worker:
             return
         work = self._work
         self.batches.hand_in(optimizer)
-        collected = None if self._was_cut or self._is_useless() else self._collect(optimizer)
-        self._wait_out_the_delay()
-        report = self._report(work, optimizer, collected)
+        options = tuple(self._options.changed())
+        report: wire.Gradient | wire.Abandoned | None = self._gradient(work, optimizer, options)
+        if report is None or not self._wait_until_due():
+            report = self._of_no_use(work, optimizer, options)
         self._work = None
         self._logged.clear()
         waits_from = monotonic()
@@ -125,36 +126,44 @@ class Worker:
         self.last = Last(seen.fate, seen.version, seen.staleness, seen.contributors, waited_s)
         self.batches.settle(optimizer, seen.fate)
 
-    def _collect(self, optimizer: int) -> tuple[tuple[int, ...], float]:
+    def _gradient(
+        self, work: wire.Work, optimizer: int, options: tuple[wire.Option, ...]
+    ) -> wire.Gradient | None:
+        """See that the gradient is in the slot, and announce it; None if it is of no use."""
+        if self._was_cut or self._is_useless():
+            return None
         with torch.no_grad():
-            return self._replica.collect(optimizer)
+            unused, sq_norm = self._replica.collect(optimizer)
+        return wire.Gradient(
+            work.turn,
+            work.version,
+            optimizer,
+            self.batches.samples(optimizer),
+            max(monotonic(), self._due_at) - self._work_began,
+            sq_norm if isfinite(sq_norm) else None,
+            unused,
+            options,
+            {name: total / count for name, (total, count) in self._logged.items()},
+        )
 
-    def _wait_out_the_delay(self) -> None:
-        """Let the gradient take as long as it is to take, unless it is of no use any more."""
-        while not self._was_cut:
-            left_s = self._work_began + self._takes_s - monotonic()
-            if self._is_cancelled:
-                self._was_cut = left_s > 0
-                return
-            if not self._channel.wait_readable(max(0.0, left_s)):
-                return
+    def _wait_until_due(self) -> bool:
+        """Let the gradient take as long as it is to take; whether it is of use after that."""
+        while self._channel.wait_readable(max(0.0, self._due_at - monotonic())):
             self._read_news()
+            if self._is_cancelled:
+                return False
+        return True
 
-    def _report(
-        self, work: wire.Work, optimizer: int, collected: tuple[tuple[int, ...], float] | None
+    def _of_no_use(
+        self, work: wire.Work, optimizer: int, options: tuple[wire.Option, ...]
     ) -> wire.Gradient | wire.Abandoned:
-        compute_s = monotonic() - self._work_began
-        options = tuple(self._options.changed())
-        if self._was_cut:
+        """Report on work that is of no use any more, and whether it was brought to its end."""
+        now = monotonic()
+        compute_s = now - self._work_began
+        if self._was_cut or now < self._due_at:
             return wire.Abandoned(work.turn, compute_s, work.version, options)
-        samples = self.batches.samples(optimizer)
-        known = (work.turn, work.version, optimizer, samples, compute_s)
-        if self._is_cancelled or collected is None:
-            return wire.Gradient(*known, None, options=options, cancelled=True)
-        unused, sq_norm = collected
-        logged = {name: total / count for name, (total, count) in self._logged.items()}
-        finite = sq_norm if isfinite(sq_norm) else None
-        return wire.Gradient(*known, finite, unused, options, logged)
+        known = (work.turn, work.version, optimizer, self.batches.samples(optimizer), compute_s)
+        return wire.Gradient(*known, None, options=options, cancelled=True)
 
     def discard(self, optimizer: int) -> None:
         """What was computed for this optimizer is thrown away."""
@@ -228,7 +237,9 @@ class Worker:
         self._is_cancelled = self._was_cut = False
         self._work_began = monotonic()
         if self._times is not None:
-            self._takes_s = self._times.take(self._work_began - self._joined_at)
+            if self._channel.is_local:  # so both have one clock: our own delays are part of it
+                self._work_began = max(message.asked_at, self._joined_at)
+            self._due_at = self._work_began + self._times.take(self._work_began - self._joined_at)
         return message.seen
 
     def _load(self, message: wire.Work | wire.Over) -> None:

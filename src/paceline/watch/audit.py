@@ -56,7 +56,7 @@ def audit(trace: Trace, name: str = "trace") -> None:
                 actions = decider.handle(event)
             except PacelineError as error:
                 raise TraceError(f"{name}:{line}: {error}") from None
-            told = record_event(event, actions, version, _measured(record))
+            told = list(record_event(event, actions, version, _measured(record)))
             end = next((_end(event.time, a) for a in actions if isinstance(a, Finish)), end)
         expected = told.pop(0) if told else None
         if _decided(record) != expected:

@@ -201,8 +201,7 @@ _RECORD = msgspec.json.Decoder(Record)
 _HEADER = msgspec.json.Decoder(Header)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, gc=False):
     """What only the shell knows of a piece of work."""
 
     asked_at: float
@@ -269,24 +268,23 @@ def record_event(
     version: int,
     measured: Measured | None = None,
     made: Mapping[int, Made] = _NOTHING_MADE,
-) -> list[Record]:
-    """The records of one event and of what was decided on it.
+) -> Iterator[Record]:
+    """The records of one event and of what was decided on it, made as they are asked for.
 
     `version` is the server's before the event. The end of a run is not recorded here, because work
     may still be reported after it.
     """
-    records = [_record(event, actions, version, measured)]
+    yield _record(event, actions, version, measured)
     for action in actions:
         match action:
             case ApplyUpdate():
-                records.append(_update(event.time, action, made.get(action.update)))
+                yield _update(event.time, action, made.get(action.update))
             case Pause():
-                records.append(Paused(event.time, action.reason))
+                yield Paused(event.time, action.reason)
             case Resume():
-                records.append(Resumed(event.time))
+                yield Resumed(event.time)
             case _:
                 pass
-    return records
 
 
 def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
