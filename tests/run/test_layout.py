@@ -180,6 +180,12 @@ def one_memory():
     return [model], [SGD(model.parameters(), lr=0.1)]
 
 
+def overlapping():
+    flat, model = torch.zeros(6), nn.Module()
+    model.one, model.two = nn.Parameter(flat[:4]), nn.Parameter(flat[2:])
+    return [model], [SGD(model.parameters(), lr=0.1)]
+
+
 @pytest.mark.parametrize(
     ("make", "what"),
     [
@@ -188,11 +194,19 @@ def one_memory():
         (complex_numbers, "wave must be of floating point, got torch.complex64"),
         (two_masters, "bias is stepped by two optimizers; give it to one of them"),
         (one_memory, "weight and other are two parameters on one memory; tie them"),
+        (overlapping, "one and two are two parameters on one memory; tie them"),
     ],
 )
 def test_what_no_run_can_hold_is_named(make, what):
     with pytest.raises(SpecError, match=what):
         gather(*make())
+
+
+def test_parameters_that_lie_between_the_numbers_of_each_other_are_apart():
+    flat, model = torch.zeros(6), nn.Module()
+    model.one, model.two = nn.Parameter(flat[::2]), nn.Parameter(flat[1::2])
+    common = gather([model], [SGD(model.parameters(), lr=0.1)])
+    assert [spec.stride for spec in common.contents.optimizers[0].parameters] == [(1,), (1,)]
 
 
 def test_a_parameter_that_is_used_twice_is_one_parameter():

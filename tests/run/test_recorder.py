@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The trace of a run as it is written, and what scripts log into it."""
 
+import resource
 from math import inf, isnan, nan
 
 import pytest
@@ -55,6 +56,43 @@ def test_an_older_trace_is_not_added_to(tmp_path):
     path.write_text("old\n" * 1000, encoding="ascii")
     Recorder(path, HEADER).close()
     assert read_trace(path).records == []
+
+
+def test_a_full_disk_ends_the_trace_with_a_whole_line_and_says_so(tmp_path, capsys):
+    """A limit on the size of files stands for the disk: it too cuts what is written."""
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path, HEADER)
+    recorder.write([Joined(0.0, 0)])
+    recorder.flush()
+    whole = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 50, hard))
+    try:
+        recorder.write(Joined(1.0, number) for number in range(5))
+        recorder.flush()
+        recorder.write([Joined(2.0, 9)])
+        recorder.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_trace(path).records == [Joined(0.0, 0)]
+    said = "the trace ends here, for it cannot be written: File too large\n"
+    assert capsys.readouterr().out == said
+
+
+def test_records_are_made_when_there_is_time_for_them(tmp_path):
+    made = []
+
+    def records():
+        made.append(1)
+        yield Joined(0.0, 0)
+
+    recorder = Recorder(tmp_path / "trace.jsonl", HEADER)
+    recorder.write(records())
+    assert made == []
+    recorder.catch_up()
+    assert made == [1]
+    recorder.close()
+    assert read_trace(tmp_path / "trace.jsonl").records == [Joined(0.0, 0)]
 
 
 # -------------------------------------------------------------------------------------- scalars

@@ -6,6 +6,7 @@ that stands for the server's.
 """
 
 import os
+from math import isfinite
 
 import pytest
 import torch
@@ -126,3 +127,104 @@ def test_a_gradient_that_is_not_finite_is_told_from_one_that_is_merely_huge():
         with torch.no_grad():
             _, sq_norm = scene.replica.collect(0)
         assert torch.tensor(sq_norm, dtype=torch.float64).isfinite() == is_finite
+
+
+# ----------------------------------------------------------------------------- what is measured
+
+
+def grow(scene):
+    scene.large.mul_(3.0)
+
+
+def grow_unseen(scene):
+    """As `GradScaler` changes a gradient, and many a script: torch does not count it."""
+    before = scene.large._version
+    scene.large.data.mul_(3.0)
+    assert scene.large._version == before
+
+
+def put_another(scene):
+    scene.model[2].weight.grad = torch.full_like(scene.large, 0.5)
+
+
+def take_it_away(scene):
+    scene.model[2].weight.grad = None
+
+
+class Measured(Scene):
+    """A scene in which the large gradient is looked at after the backward pass."""
+
+    @property
+    def large(self):
+        return self.model[2].weight.grad
+
+    def norms(self, factor, change):
+        """The squared norm as it is collected, and as torch finds it in the slot."""
+        self.replica.load(0)
+        self.optimizer.zero_grad()
+        (self.model[:3](torch.ones(6, 4)).square().mean() * factor).backward()
+        change(self)
+        with torch.no_grad():
+            _, sq_norm = self.replica.collect(0)
+        return sq_norm, float(sum(v.double().square().sum() for v in self.slot.parameters[0]))
+
+
+@pytest.mark.parametrize("stage", [True, False])
+@pytest.mark.parametrize(
+    "change", [lambda _: None, grow, grow_unseen, put_another, take_it_away], ids=str
+)
+def test_the_norm_is_that_of_what_lies_in_the_slot(stage, change):
+    scene = Measured(stage)
+    for factor in (1.0, 2.0):
+        sq_norm, expected = scene.norms(factor, change)
+        assert sq_norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_gradient_that_the_script_has_mended_is_measured_again():
+    scene = Measured(stage=False)
+    with torch.no_grad():
+        scene.places[0].parameters[0][2].fill_(float("inf"))  # so the gradient of it is infinite
+    sq_norm, expected = scene.norms(1.0, lambda _: None)
+    assert not isfinite(sq_norm)
+    del expected
+
+    def mend(scene):
+        for p in scene.model.parameters():
+            if p.grad is not None:
+                p.grad.data.nan_to_num_(nan=2.0, posinf=2.0, neginf=2.0)
+
+    sq_norm, expected = scene.norms(1.0, mend)
+    assert sq_norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_nan_that_came_into_a_buffer_spoils_the_gradient_and_one_that_was_there_does_not():
+    scene = Scene(stage=False)
+    assert isfinite(scene.turn(0)[1])
+    mean = scene.model[1].running_mean
+    scene.replica.load(0)
+    scene.optimizer.zero_grad()
+    scene.model[:3](torch.ones(6, 4)).square().mean().backward()
+    mean[3] = float("nan")
+    with torch.no_grad():
+        assert not isfinite(scene.replica.collect(0)[1])
+    scene.places[0].buffers[0][3] = float("nan")
+    assert isfinite(scene.turn(0)[1])
+    assert scene.slot.buffers[0][3].isnan()
+
+
+def test_an_infinite_buffer_is_the_script_s_own():
+    """Masks of attention have such."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((3,), float("-inf")))
+    scene = Scene.__new__(Scene)
+    scene.model, scene.common = model, gather([model], [torch.optim.SGD(model.parameters(), 0.1)])
+    scene.replica = Replica(scene.common, [model])
+    scene.layout = Layout.of(scene.common.contents)
+    scene.slot = scene.new_region(scene.replica.take_slot)
+    place = scene.new_region(lambda region: scene.replica.take_place(0, region))
+    place.buffers[0].copy_(model.mask)
+    scene.replica.on_gradients(lambda _: None)
+    scene.replica.load(0)
+    model(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        assert isfinite(scene.replica.collect(0)[1])

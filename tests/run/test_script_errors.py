@@ -220,3 +220,116 @@ except paceline.SpecError as error:
     )
     assert message in ran.kept[0]["message"]
     assert list(ran.trace.gradients()) == []
+
+
+# ------------------------------------------------------------------- where the script's own fails
+
+STEPPING = """
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        if self.state_dict()["state"] and OUT.joinpath("fail").exists():
+            raise ValueError("enough of this")
+        return super().step(closure)
+
+model = nn.Linear(2, 1)
+optimizer = Own(model.parameters(), lr=0.1, momentum=0.9)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).square().mean().backward()
+    optimizer.step()
+    if run.version == 3:
+        TROUBLE
+print("went on to its end")
+"""
+
+
+@pytest.mark.parametrize(
+    ("trouble", "what"),
+    [
+        ("OUT.joinpath('fail').touch()", "ValueError('enough of this')"),
+        ("optimizer.param_groups[0]['lr'] = 'a word'", "TypeError("),
+        (
+            "state = optimizer.state_dict(); "
+            "state['state'] = {0: {'momentum_buffer': torch.zeros(7)}}; "
+            "optimizer.load_state_dict(state)",
+            "RuntimeError(",
+        ),
+    ],
+    ids=["own", "option", "state"],
+)
+def test_an_optimizer_that_fails_on_the_server_ends_the_run_in_good_order(launch, trouble, what):
+    ran = launch(STEPPING.replace("TROUBLE", trouble), workers=2, steps=50)
+    assert ran.code == 1
+    assert "the run failed: the optimizer failed in update " in ran.err
+    assert what in ran.err
+    assert "Traceback" in ran.err
+    assert ran.out.count("went on to its end") == 2
+    assert ran.trace.records[-1].reason.startswith("the optimizer failed in update ")
+
+
+def test_hooks_of_a_step_are_refused_where_they_would_never_be_called(launch):
+    source = (
+        SETUP
+        + """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+refused = []
+for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+    try:
+        register(print)
+    except paceline.SpecError as error:
+        refused.append(str(error))
+keep(run, refused=refused)
+while not run.finished:
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+"""
+    )
+    ran = launch(source, workers=1, steps=1)
+    assert ran.code == 0, ran.err
+    assert (
+        ran.kept[0]["refused"]
+        == ["register hooks before run.prepare(): they are called where the step is"] * 2
+    )
+
+
+def test_a_traceback_begins_in_the_script(launch):
+    source = """
+def deeper():
+    raise KeyError("what is missing")
+
+run = paceline.join()
+model = nn.Linear(1, 1)
+run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+deeper()
+"""
+    ran = launch(source, workers=1, steps=1)
+    assert ran.code == 1
+    lines = [line.split("| ", 1)[1] for line in ran.err.splitlines() if line.startswith("worker")]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith('  File "')
+    assert lines[1].endswith("in <module>")
+    assert "script.py" in lines[1]
+    assert "KeyError: 'what is missing'" in lines[-1]
+    assert "multiprocessing" not in ran.err
+    assert "runpy" not in ran.err
+
+
+def test_what_a_script_leaves_for_its_end_is_done(launch):
+    source = """
+import atexit
+atexit.register(lambda: print("at the end of", "server" if run.worker < 0 else run.worker))
+run = paceline.join()
+model = nn.Linear(1, 1)
+model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+while not run.finished:
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+"""
+    ran = launch(source, workers=2, steps=2)
+    assert ran.code == 0, ran.err
+    ends = [line.split("| ", 1)[1] for line in ran.out.splitlines() if "at the end of" in line]
+    assert sorted(ends) == ["at the end of 0", "at the end of 1", "at the end of server"]

@@ -350,3 +350,50 @@ def test_what_is_not_there_cannot_be_given_out(bench):
         one.shard.state("optimizer", 1)
     with pytest.raises(ProtocolError, match="this run keeps no average of the weights"):
         one.shard.state("average", 0)
+
+
+def test_the_average_of_weights_in_half_precision_has_digits_enough():
+    model = nn.Linear(2, 2).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-7)
+    told = Settings(spec=RunSpec(workers=1), ema=0.999)
+    shard = Shard(gather([model], [optimizer]), [], told, 1)
+    slot, fd = shard.new_slot()
+    os.close(fd)
+    for view in slot.parameters[0]:
+        view.fill_(1.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    expected = [mean.clone() for mean in shard.state("average", 0)[0]]
+    for update in range(1, 21):
+        shard.give(update, Piece(0, 0, 1, 1.0, frozenset(), slot))
+        shard.apply(update)
+        for mean, parameter in zip(expected, model.parameters(), strict=True):
+            mean.lerp_(parameter.detach().float(), 1 - 0.999)
+    found = shard.state("average", 0)[0]
+    assert all(mean.dtype == torch.float32 for mean in found)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for one in (shard.constants_fd, *(place.fd for place in shard._places)):
+        os.close(one)
+
+
+def test_large_but_finite_gradients_are_stepped_and_clipped(bench):
+    one = bench(clip_norm=1.0)
+    before = [p.detach().clone() for p in one.model.parameters()]
+    one.give(1, 0, torch.full((3, 2), 1e30), torch.zeros(3))
+    applied = one.shard.apply(1)
+    assert applied.is_sound
+    assert applied.sq_norm == pytest.approx(6e60)
+    moved = [b - p.detach() for b, p in zip(before, one.model.parameters(), strict=True)]
+    norm = sum(m.double().square().sum() for m in moved) ** 0.5
+    assert float(norm) == pytest.approx(0.5, rel=1e-3)  # the learning rate
+
+
+def test_when_an_optimizer_raises_there_is_a_version_to_end_with(bench):
+    one = bench()
+    one.optimizer.param_groups[0]["lr"] = "a word"
+    one.give(1, 0, *grads_of(1))
+    with pytest.raises(TypeError):
+        one.shard.apply(1)
+    assert one.shard.version == 1
+    assert one.shard.newest is one.shard.read(0, 1)

@@ -2,7 +2,7 @@
 """Averages of gradients are what they are to be, in whatever order and when they are added up."""
 
 from itertools import permutations
-from math import isfinite
+from math import inf, isfinite
 
 import pytest
 import torch
@@ -176,6 +176,41 @@ def test_one_number_that_is_not_finite_shows_in_the_norm(dtype, bad):
     assert square(flat) == 100.0
     flat[17] = bad
     assert not isfinite(square(flat))
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float32, 1e30), (torch.float64, 1e200)])
+def test_the_norm_of_large_but_finite_numbers_is_finite(dtype, large):
+    flat = torch.full((4,), large, dtype=dtype)
+    expected = min(4 * large * large, sums.LARGEST_SQUARE)
+    assert square(flat) == pytest.approx(expected)
+    assert isfinite(sum(square(flat) for _ in range(1000)))
+
+
+@pytest.mark.parametrize("limit", range(5))
+def test_what_is_added_early_makes_no_difference_to_the_bits(limit):
+    where = layout(torch.float32)
+    torch.manual_seed(0)
+    slots = [slot_of(where, torch.randn(SIZE).tolist()) for _ in range(4)]
+    found = []
+    for early in (False, True):
+        total = Sum(flats_of, lambda: new_views(where))
+        for worker in (2, 0, 3, 1):
+            total.give(worker, slots[worker], samples=worker + 1)
+        if early:
+            total.add_early(limit)
+            total.add_early(limit)  # there is nothing left to add
+        average, sq_norm = total.average()
+        found.append((average.parameters[0][0].tolist(), sq_norm))
+    assert found[0] == found[1]
+
+
+def test_one_piece_alone_is_not_moved_early():
+    where = layout(torch.float32)
+    slot = slot_of(where, [4.0] * SIZE)
+    total = Sum(flats_of, lambda: pytest.fail("there was nothing to add it to"))
+    total.give(0, slot, 1)
+    total.add_early(inf)
+    assert total.average()[0] is slot
 
 
 # ------------------------------------------------------------------------ an update in the making

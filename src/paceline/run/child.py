@@ -5,6 +5,7 @@ It is forked from a process in which torch is loaded already, and must not load 
 launcher, which names what is to be done here, is quick because it has no torch.
 """
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -14,6 +15,7 @@ import random
 import runpy
 import signal
 import sys
+import traceback
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -54,13 +56,26 @@ def main(task: Task, out: Connection, err: Connection) -> None:
     faulthandler.enable()  # tells the line that wrote to the parameters, which are the server's
     adopt(task.who, task.threads)
     _seed(task)
+    atexit._clear()  # what is left to do at the end of the process that we were forked from
     gc.freeze()  # what torch has made stays, so nobody need look through it again and again
     sys.argv = [str(task.script), *task.arguments]
     sys.path[0:1] = [str(task.script.parent)]
     try:
         runpy.run_path(str(task.script), run_name="__main__")
+    except Exception as error:
+        _show(error, task.script)
+        raise SystemExit(1) from None
     finally:
+        atexit._run_exitfuncs()  # which multiprocessing does not
         sys.stdout.flush()
+
+
+def _show(error: Exception, script: Path) -> None:
+    """Print the traceback as if the script had been started by hand."""
+    begin = trace = error.__traceback__
+    while begin is not None and begin.tb_frame.f_code.co_filename != str(script):
+        begin = begin.tb_next
+    traceback.print_exception(type(error), error, begin or trace)
 
 
 def _die_with_parent() -> None:

@@ -23,11 +23,15 @@ class Goal:
     def refused(self, workers: int) -> None:
         """A gradient that was not finite was refused; there are so many workers."""
         self._refusals += 1
-        if self._refusals >= NON_FINITE_MAX * max(1, workers) and not self.failure:
-            self.failure = (
+        if self._refusals >= NON_FINITE_MAX * max(1, workers):
+            self.fail(
                 f"the last {self._refusals} gradients all had a NaN or an infinity in them; "
                 "lower the learning rate, or look at the data"
             )
+
+    def fail(self, why: str) -> None:
+        """The run can come to nothing; the first reason counts."""
+        self.failure = self.failure or why
 
     @property
     def is_reached(self) -> bool:

@@ -11,7 +11,7 @@ up gradients is one operation on a flat block and not one for each tensor.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import torch
@@ -118,15 +118,17 @@ def _check_parameter(tensor: Tensor, name: str) -> None:
 
 def _check_apart(parameters: list[tuple[str, Tensor]]) -> None:
     """Raise where two parameters lie on one memory: whose gradient would move it?"""
-    at: dict[tuple[torch.device, int], str] = {}
-    for name, parameter in parameters:
-        if parameter.numel():
-            other = at.setdefault((parameter.device, parameter.data_ptr()), name)
-            if other != name:
-                raise SpecError(
-                    f"{other} and {name} are two parameters on one memory; tie them by using one "
-                    "parameter twice"
-                )
+    there = [(name, p) for name, p in parameters if p.numel()]
+    there.sort(key=lambda one: (str(one[1].device), one[1].data_ptr()))
+    for (name, one), (other_name, other) in pairwise(there):
+        # In one that has gaps, another may lie between its numbers.
+        is_dense = torch.empty_like(one, device="meta").stride() == one.stride()
+        end = one.data_ptr() + (one.nbytes if is_dense else one.itemsize)
+        if one.device == other.device and other.data_ptr() < end:
+            raise SpecError(
+                f"{name} and {other_name} are two parameters on one memory; tie them by using one "
+                "parameter twice"
+            )
 
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:

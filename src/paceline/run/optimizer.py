@@ -75,6 +75,12 @@ class Paced(Optimizer):
         """Refused: all processes of a run must agree on what is trained."""
         raise SpecError("add all groups of parameters before run.prepare(); later is too late")
 
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """Refused: there are no steps here that it could be called at."""
+        raise SpecError("register hooks before run.prepare(): they are called where the step is")
+
+    register_step_post_hook = register_step_pre_hook
+
 
 def pace(optimizer: Optimizer, number: int, pacer: Pacer) -> None:
     """Make the optimizer push to `pacer` instead of stepping."""

@@ -5,6 +5,7 @@ What happens is only noted at first, and becomes lines when nobody waits for the
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ class Recorder:
 
     def __init__(self, path: Path, header: Header) -> None:
         self._encode = msgspec.json.Encoder().encode
+        self._is_broken = False
         self._given: list[Iterable[Record]] = []
         self._lines: list[bytes] = [self._encode(header)]
         try:
@@ -29,7 +31,8 @@ class Recorder:
 
     def write(self, records: Iterable[Record]) -> None:
         """Take these in; they become lines when there is time for it."""
-        self._given.append(records)
+        if not self._is_broken:
+            self._given.append(records)
 
     def catch_up(self) -> None:
         """Make lines of what was taken in."""
@@ -37,11 +40,19 @@ class Recorder:
         self._given.clear()
 
     def flush(self) -> None:
-        """Bring everything to the file."""
+        """Bring everything to the file; where it cannot be, say so and record no more."""
         self.catch_up()
-        if self._lines:
-            self._file.write(b"\n".join(self._lines) + b"\n")
-            self._lines.clear()
+        left = b"".join([line + b"\n" for line in self._lines])
+        self._lines.clear()
+        end = self._file.tell()
+        try:
+            while left and not self._is_broken:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._is_broken = True
+            print(f"the trace ends here, for it cannot be written: {error.strerror}", flush=True)
+            with suppress(OSError):
+                self._file.truncate(end)  # whole lines only
 
     def close(self) -> None:
         """The run is over."""

@@ -10,7 +10,7 @@ Parameters on another device, and those that a module changes by itself, are cop
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from math import isfinite
+from math import isfinite, isnan, nan
 from typing import NamedTuple
 
 import torch
@@ -31,7 +31,6 @@ from paceline.run.sums import blocks, square
 
 __all__ = ["Replica"]
 
-TOO_LARGE = 1e308  # stands for the squared norm of a gradient whose square is beyond its type
 
 Home = tuple[dict[str, Tensor | None], str]  # where a module keeps a buffer, and as what
 
@@ -128,7 +127,7 @@ class Replica:
         """See that everything is in the slot.
 
         Returns the parameters of this optimizer that have no gradient, and the squared norm of all
-        others; it is not finite if any number among them is not.
+        others; it is not finite if any number among them is not, or a buffer was spoilt.
         """
         unused, targets, grads = [], [], []
         views = self._slot.parameters[optimizer]
@@ -155,10 +154,14 @@ class Replica:
             torch._foreach_copy_(self._slot.buffers, _kept(self._buffers))
         if self._slot.counters:
             torch._foreach_copy_(self._slot.counters, _kept(self._counters))
-        flats = self._slot.flats[optimizer]
-        if not isfinite(sq_norm) and all(bool(one.isfinite().all()) for one in flats):
-            sq_norm = TOO_LARGE
+        if isfinite(sq_norm) and self._has_spoilt_buffers():
+            sq_norm = nan
         return tuple(unused), sq_norm
+
+    def _has_spoilt_buffers(self) -> bool:
+        """Whether a NaN has come into the buffers; one that was there before is the script's."""
+        assert self._at is not None
+        return _has_nan(self._slot.buffer_flats) and not _has_nan(self._at.buffer_flats)
 
     def _square_of(self, view: Tensor) -> float:
         """The squared norm of what lies there, measured again only if the script has changed it."""
@@ -223,6 +226,10 @@ def _homes(buffers: Sequence[Tensor], models: Iterable[nn.Module]) -> list[Home]
 
 def _kept(homes: list[Home]) -> list[Tensor]:
     return [home[name] for home, name in homes]  # type: ignore[misc] # none of them is None
+
+
+def _has_nan(flats: list[Tensor]) -> bool:
+    return any(isnan(square(one)) for one in flats)
 
 
 def _written_by_modules(models: Iterable[nn.Module]) -> list[Tensor]:

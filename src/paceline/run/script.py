@@ -241,7 +241,7 @@ class WorkerRun(Run):
             for parameter, mean in zip(own, means, strict=True):
                 if id(parameter) in mine:
                     saved.append((parameter, parameter.data))
-                    parameter.data = mean.to(parameter.device)
+                    parameter.data = mean.to(parameter.device, parameter.dtype)
         try:
             yield model
         finally:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from time import monotonic
+from traceback import print_exc
 from typing import Any
 
 from paceline.core.decider import Decider
@@ -314,7 +315,12 @@ class Server:
 
     def _apply(self, action: ApplyUpdate, time: float) -> None:
         del time
-        applied = self._shard.apply(action.update)
+        try:
+            applied = self._shard.apply(action.update)
+        except Exception as error:  # of an optimizer or a scheduler, which are the script's
+            print_exc()
+            self._goal.fail(f"the optimizer failed in update {action.update}: {error!r}")
+            return
         self._goal.updated(sum(c.samples for c in action.contributions))
         for contribution in action.contributions:
             peer = self._crew.members.get(contribution.worker)

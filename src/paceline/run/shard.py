@@ -29,6 +29,7 @@ from paceline.run.sums import Making, Piece
 
 __all__ = ["Applied", "Place", "Shard"]
 
+HALF = (torch.float16, torch.bfloat16)
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
@@ -95,11 +96,9 @@ class Shard:
         section, size = lay_out_constants(common.contents)
         region, self.constants_fd = Region.create(size, "constants")
         _copy(common.constants, tensors(section, region))
-        self._average: Views | None = None
+        self._average: list[list[Tensor]] | None = None
         if self._settings.ema is not None:
-            self._average = self._accumulator()
-            for own, flat in zip(place.views.flats, self._average.flats, strict=True):
-                _copy(own, flat)
+            self._average = [[_widened(p).clone() for p in own] for own in place.views.parameters]
 
     # ----------------------------------------------------------------------------------- places
 
@@ -192,17 +191,19 @@ class Shard:
         began = perf_counter()
         making = self._making.pop(update)
         place = self._place_for_next()
-        averages = {index: total.average() for index, total in making.sums.items()}
-        sq_norm = sum(norm for _, norm in averages.values())
-        if isfinite(sq_norm):
-            for index, average in averages.items():
-                self._step(index, making, average)
-            self._publish_buffers(making, place)
-        self.version = update
-        self._place_of[update] = place
-        self._steps_of[update] = tuple(self.steps)
-        if making.memory is not None:
-            self._accumulators.append(making.memory)
+        try:
+            averages = {index: total.average() for index, total in making.sums.items()}
+            sq_norm = sum(norm for _, norm in averages.values())
+            if isfinite(sq_norm):
+                for index, average in averages.items():
+                    self._step(index, making, average)
+                self._publish_buffers(making, place)
+        finally:  # whatever an optimizer of the script raises, there is a version to end with
+            self.version = update
+            self._place_of[update] = place
+            self._steps_of[update] = tuple(self.steps)
+            if making.memory is not None:
+                self._accumulators.append(making.memory)
         return Applied(sq_norm, perf_counter() - began)
 
     def _step(self, index: int, making: Making, average: tuple[Views, float]) -> None:
@@ -226,8 +227,8 @@ class Shard:
             _copy(where.buffer_flats, place.views.buffer_flats)
         _copy(making.counters, place.views.counter_flats)
         if self._average is not None and self._settings.ema is not None:
-            for mean, flat in zip(self._average.flats, place.views.flats, strict=True):
-                torch._foreach_lerp_(mean, flat, 1 - self._settings.ema)
+            for means, own in zip(self._average, place.views.parameters, strict=True):
+                torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._settings.ema)
 
     # ------------------------------------------------------------------------------------ state
 
@@ -237,7 +238,7 @@ class Shard:
         if what == "average":
             if self._average is None:
                 raise ProtocolError("this run keeps no average of the weights")
-            return self._average.parameters
+            return self._average
         return self._optimizer(index).state_dict()
 
     def load_state(self, index: int, state: Any) -> None:
@@ -254,6 +255,11 @@ class Shard:
         if index >= len(self.common.optimizers):
             raise ProtocolError(f"there is no optimizer {index}")
         return self.common.optimizers[index]
+
+
+def _widened(parameter: Tensor) -> Tensor:
+    """The parameter with digits enough for an average: small changes vanish in half precision."""
+    return parameter.float() if parameter.dtype in HALF else parameter
 
 
 def _copy(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:

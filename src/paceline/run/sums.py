@@ -12,6 +12,7 @@ multiplied, and two halves of a batch add up to the very bits of the whole.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from paceline.run.layout import Views
 
 __all__ = ["Making", "Piece", "Sum", "blocks", "square"]
 
+LARGEST_SQUARE = 1e300  # the largest that we tell of, so that the sum of many stays finite
 BLOCK = 1 << 18  # numbers that are added up at a time; as many as stay in a cache of 1 MB
 
 
@@ -114,10 +116,15 @@ def _add_up(out: Tensor, parts: list[Tensor], ratios: list[float], was_empty: bo
 
 
 def square(flat: Tensor) -> float:
-    """The squared norm of a flat tensor; not finite if any number in it is not."""
+    """The squared norm of a flat tensor: finite iff every number in it is, NaN iff one is NaN."""
     if flat.dtype in (torch.float32, torch.float64):
-        return float(torch.dot(flat, flat))
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float32)) ** 2
+        found = float(torch.dot(flat, flat))
+    else:
+        found = float(torch.linalg.vector_norm(flat, dtype=torch.float32)) ** 2
+    if found == inf and bool(flat.isfinite().all()):
+        norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+        return min(norm * norm, LARGEST_SQUARE)
+    return found
 
 
 def _buffers_of(views: Views) -> list[Tensor]:

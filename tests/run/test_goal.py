@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What ends a run beside its number of updates."""
+
+import pytest
+
+from paceline.run.goal import NON_FINITE_MAX, Goal
+
+
+@pytest.mark.parametrize(("wanted", "reached"), [(None, False), (8, False), (7, True), (6, True)])
+def test_enough_samples_reach_the_goal(wanted, reached):
+    goal = Goal(wanted)
+    goal.updated(3)
+    goal.updated(4)
+    assert (goal.samples, goal.is_reached, goal.failure) == (7, reached, "")
+
+
+def test_nothing_but_refusals_is_a_failure_and_an_update_between_them_is_hope():
+    goal = Goal(None)
+    for _ in range(2):
+        for _ in range(3 * NON_FINITE_MAX - 1):
+            goal.refused(workers=3)
+        assert not goal.is_reached
+        goal.updated(1)
+    for _ in range(3 * NON_FINITE_MAX):
+        goal.refused(workers=3)
+    assert goal.is_reached
+    assert goal.failure.startswith("the last 300 gradients all had a NaN or an infinity in them")
+
+
+def test_the_first_reason_counts():
+    goal = Goal(None)
+    goal.fail("one")
+    goal.fail("two")
+    assert (goal.failure, goal.is_reached) == ("one", True)
