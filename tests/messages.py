@@ -39,7 +39,7 @@ EXAMPLES = [
     wire.Abandoned(5, 0.05),
     wire.StateWanted("optimizer", 0),
     wire.StateGiven(0, b"\x80"),
-    wire.State(b"\x80"),
+    wire.State(1),
 ]
 """One of each kind."""
 

@@ -106,3 +106,27 @@ keep(run, versions=versions, lent=lent)
         assert_same(kept["lent"][1], [now[0], means[1], now[2]])
         assert_same(kept["lent"][2], now)
         assert not torch.equal(means[0], now[0])
+
+
+def test_a_run_that_ends_meanwhile_leaves_its_last_weights(launch):
+    source = (
+        SETUP
+        + """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+    if run.worker == 1 and run.version == 3:
+        with run.averaged_weights(model):
+            while not run.finished:
+                optimizer.state_dict()
+keep(run, weights=[p.detach().clone() for p in model.parameters()], version=run.version)
+"""
+    )
+    ran = launch(source, workers=2, steps=9, policy="async", ema=0.9)
+    assert ran.code == 0, ran.err
+    assert [kept["version"] for kept in ran.kept.values()] == [9, 9]
+    torch.testing.assert_close(ran.kept[0]["weights"], ran.kept[1]["weights"], rtol=0, atol=0)

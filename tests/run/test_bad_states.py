@@ -98,6 +98,7 @@ def test_a_worker_is_shown_out_that_gives_a_state(unharmed, what):
 
     def intrude(scene):
         raw = scene.come().join(9, scene.contents)
+        raw.say(wire.Abandoned(raw.get_work().turn, 0.0))  # a newcomer's would be ignored
         tree, fd = make()
         assert raw.say(wire.StateGiven(0, tree), fds=(fd,)).end().startswith(reason)
         os.close(fd)
@@ -125,3 +126,16 @@ def test_bad_states_leave_nothing_open(tmp_path):
             os.close(fd)
 
     assert kept_open(tmp_path, intrude) == kept_open(tmp_path)
+
+
+def test_a_state_may_be_larger_than_a_socket_takes(unharmed):
+    def intrude(scene):
+        state = scene.optimizer.state[scene.model.weight]
+        state["many"] = [0.5] * 500_000
+        raw = scene.come().join(9, scene.contents)
+        raw.get_work()
+        answer = raw.say(wire.StateWanted("optimizer")).hear()
+        assert answer.tree_bytes > 4_000_000
+        del state["many"]
+
+    unharmed(intrude)

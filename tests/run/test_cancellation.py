@@ -103,3 +103,68 @@ def test_an_injected_delay_makes_a_gradient_take_as_long_as_it_says(launch):
     ran = launch(troubled(trouble), workers=2, steps=4, slow="1ms; worker 1 x50")
     assert ran.code == 0, ran.err
     assert all(gradient.compute_s >= 0.05 - ROUNDING_S for gradient in gradients_of(ran.trace, 1))
+
+
+def test_a_scaler_of_gradients_outlives_a_pass_that_was_cut(launch):
+    source = (
+        HELPERS
+        + """
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+fates = []
+while not run.finished:
+    optimizer.zero_grad()
+    loss = model(torch.ones(3, 2)).square().mean()
+    if run.worker == 1 and not fates:
+        tell("has-work")
+        wait_until(lambda: in_the_trace(type="update", update=1))
+        wait_until(lambda: optimizer._pacer._is_useless())
+    elif run.worker == 0 and run.version == 0:
+        wait_for("has-work")
+    elif run.worker == 0 and run.version == 2:
+        wait_for("was-cut")
+    run.backward(scaler.scale(loss))
+    scaler.step(optimizer)
+    scaler.update()
+    fates.append(run.last and str(run.last.fate))
+    if run.worker == 1:
+        tell("was-cut")
+keep(run, fates=fates)
+"""
+    )
+    ran = launch(source, workers=2, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    assert ran.kept[1]["fates"][0] == "cancelled"
+
+
+def test_work_that_a_stop_has_cancelled_is_not_handed_out(launch):
+    """Under `delayed` the last samples may be in while further work is in the making."""
+    source = (
+        HELPERS
+        + """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+link = optimizer._pacer
+heard = link._is_news
+cancelled, for_nothing = set(), []
+def listen(message):
+    if type(message).__name__ == "Cancel":
+        cancelled.add(message.turn)
+    return heard(message)
+link._is_news = listen
+while not run.finished:
+    for_nothing.append(link._work.turn in cancelled)
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).square().mean().backward()
+    optimizer.step()
+keep(run, for_nothing=for_nothing)
+"""
+    )
+    ran = launch(source, workers=2, steps=None, samples=9, policy="delayed:2")
+    assert ran.code == 0, ran.err
+    assert not any(nothing for kept in ran.kept.values() for nothing in kept["for_nothing"])

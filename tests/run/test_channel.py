@@ -182,7 +182,7 @@ def test_a_peer_that_does_not_read_is_lost_and_nobody_waits_for_it(pair):
     channel, _ = pair
     channel._sock.setblocking(False)
     with pytest.raises(PeerLost, match="the connection broke: "):
-        send_many(channel, wire.State(bytes(2**16)))
+        send_many(channel, wire.StateGiven(0, bytes(2**16)))
 
 
 # ------------------------------------------------------------------------------------- descriptors

@@ -111,3 +111,76 @@ def trouble(run):
     assert gradients_of(ran.trace, 7)[0].version == 3
     assert comings_and_goings(ran.trace, 7)[0] == "joined"
     assert ran.kept[7]["version"] == STEPS
+
+
+def test_what_a_stopped_worker_was_reading_is_there_when_it_goes_on(launch):
+    """It may be in the middle of an evaluation."""
+    trouble = """
+tell(f"pid-{WORKER}", os.getpid())
+same = None
+
+def trouble(run):
+    global same
+    if run.worker == 1 and run.version == 4:
+        before = [p.detach().clone() for p in model.parameters()]
+        strike(signal.SIGSTOP)
+        same = all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+        tell("same", same)
+    elif run.worker == 0 and run.version == 8:
+        os.kill(int(wait_for("pid-1")), signal.SIGCONT)
+        assert wait_for("same") == "True"
+"""
+    ran = launch(troubled(trouble), workers=2, steps=STEPS)
+    assert ran.code == 0, ran.err
+    assert counts(ran.trace)[4:8] == [1] * 4
+    assert ran.kept.keys() == {0, 1}
+
+
+def test_a_worker_that_is_stopped_when_the_run_ends_hears_of_it_and_ends_well(launch):
+    trouble = """
+tell(f"pid-{WORKER}", os.getpid())
+
+def trouble(run):
+    if run.worker == 1 and run.version == 4:
+        strike(signal.SIGSTOP)
+    elif run.worker == 0 and run.version == 8:
+        wait_until(lambda: in_the_trace(type="left", worker=1, reason="stopped"))
+"""
+    rouse = """
+if run.worker == 0:
+    wait_until(lambda: in_the_trace(type="update", update=12))
+    os.kill(int(wait_for("pid-1")), signal.SIGCONT)
+"""
+    ran = launch(troubled(trouble) + rouse, workers=2, steps=STEPS)
+    assert ran.code == 0, ran.err
+    assert ran.kept[1]["version"] == STEPS
+    assert "PeerLost" not in ran.err
+
+
+LOADS = """
+loaded = [p.detach() * 0 + 1 for p in model.parameters()]
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+if run.worker == 2:
+    wait_until(lambda: in_the_trace(type="update", update=3))
+state = optimizer.state_dict()
+state["state"] = {i: {"momentum_buffer": one * 100.0} for i, one in enumerate(loaded)}
+optimizer.load_state_dict(state)
+while not run.finished:
+    if run.worker == 0 and run.version == 6:
+        wait_for("has-loaded")
+    elif run.worker == 2:
+        tell("has-loaded")
+    optimizer.zero_grad()
+    (loss_of(run.worker, run.version) * 0.0).backward()
+    optimizer.step()
+momentum = optimizer.state_dict()["state"][0]["momentum_buffer"]
+keep(run, momentum=float(momentum.max()))
+"""
+
+
+def test_a_newcomer_does_not_load_what_the_others_loaded_in_the_beginning(launch):
+    source = troubled("", LOADS).replace("lr=0.1)", "lr=0.0, momentum=0.5)")
+    ran = launch(source, workers=3, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    assert ran.kept[0]["momentum"] < 100.0 * 0.5**6

@@ -276,20 +276,20 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 model, optimizer, loader, other = run.prepare(model, optimizer, loader, [numbers])
 others = iter(other)
 for turn, (x,) in enumerate(loader):
+    if run.version == 1 and turn % 3 == 1:
+        next(others)  # of 24
     model(x.reshape(-1, 1)).mean().backward()
     if turn % 3 == 2:
-        if run.version == 1:
-            next(others)  # of 24, and unused until the next backward pass
         optimizer.step()
         optimizer.zero_grad()
 """
 
 
 def test_the_samples_of_all_batches_of_a_gradient_are_counted(launch):
-    """Three of four each; of two loaders the one with more samples counts."""
+    """Three of four each; of two loaders the one with more samples counts, while it is used."""
     source = DATA + "loader = DataLoader(data, batch_size=4, shuffle=True)\n" + ACCUMULATED
-    ran = launch(source, workers=1, steps=3)
-    assert [g.samples for g in ran.trace.gradients()] == [12, 12, 24]
+    ran = launch(source, workers=1, steps=4)
+    assert [g.samples for g in ran.trace.gradients()] == [12, 24, 12, 12]
 
 
 def test_the_samples_of_a_gradient_that_a_script_sets_itself_are_counted(launch):
@@ -302,3 +302,32 @@ def test_the_samples_of_a_gradient_that_a_script_sets_itself_are_counted(launch)
     assert "autograd" in source
     ran = launch(source, workers=1, steps=3)
     assert [g.samples for g in ran.trace.gradients()] == [4, 4, 4]
+
+
+def test_a_loader_stays_of_its_own_class_with_what_the_script_gave_it(launch):
+    source = (
+        DATA
+        + """
+class Scaled(DataLoader):
+    def __iter__(self):
+        for (x,) in super().__iter__():
+            yield x * 1000
+
+loader = Scaled(data, batch_size=4, shuffle=True)
+loader.note = "kept"
+run = paceline.join()
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+seen = []
+for x in loader:
+    seen.append(x)
+    model(x.reshape(-1, 1)).mean().backward()
+    optimizer.step()
+keep(run, seen=torch.cat(seen), note=loader.note)
+"""
+    )
+    ran = launch(source, workers=1, steps=6)
+    assert ran.code == 0, ran.err
+    assert sorted(ran.kept[0]["seen"].flatten().tolist()) == [1000.0 * i for i in range(24)]
+    assert ran.kept[0]["note"] == "kept"

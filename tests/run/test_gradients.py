@@ -4,6 +4,8 @@
 Large gradients go to shared memory in the backward pass, small ones later: the model has both.
 """
 
+import warnings
+
 import pytest
 import torch
 
@@ -247,3 +249,42 @@ def test_a_parameter_that_no_optimizer_has_is_the_same_everywhere_and_stays(laun
     assert_same(first, second)
     assert len(first[0].unique()) == 1
     assert_same(first[1], execute(source)["model"][0].bias.detach())
+
+
+def test_a_gradient_of_a_gradient_goes_through_large_parameters(launch):
+    """A penalty on gradients, whose graph would be lost if they were moved."""
+    penalty = """
+torch.manual_seed(0)
+model = nn.Linear(200, 200)  # more than is moved at the end
+x = torch.randn(4, 200)
+loss = model(x).square().mean()
+loss.backward(create_graph=True)
+sum(p.grad.square().sum() for p in model.parameters()).backward()
+"""
+    source = """
+run = paceline.join()
+torch.manual_seed(0)
+model = nn.Linear(200, 200)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = run.prepare(model, optimizer)
+torch.manual_seed(0)
+nn.Linear(200, 200)
+x = torch.randn(4, 200)
+loss = model(x).square().mean()
+loss.backward(create_graph=True)
+sum(p.grad.square().sum() for p in model.parameters()).backward()
+keep(run, grads=[p.grad.detach().clone() for p in model.parameters()])
+for p in model.parameters():
+    p.grad = p.grad.detach()
+optimizer.step()
+"""
+    ran = launch(source, workers=1, steps=1)
+    assert ran.code == 0, ran.err
+    plain = {"torch": torch, "nn": torch.nn}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that such a graph is a cycle
+        exec(penalty, plain)
+    expected = [p.grad.detach() for p in plain["model"].parameters()]
+    torch.testing.assert_close(ran.kept[0]["grads"], expected)
+    [gradient] = ran.trace.gradients()
+    assert gradient.sq_norm == pytest.approx(float(sum(g.square().sum() for g in expected)))

@@ -211,7 +211,7 @@ def test_of_many_strangers_the_oldest_must_go(door, knock):
         (wire.Challenge(bytes(32), bytes(32)), ProtocolError, "has another token"),
         (wire.Cancel(1), ProtocolError, "expected a challenge from "),
         (wire.Abandoned(1, 0.5), ProtocolError, "expected a message of a server"),
-        (wire.State(bytes(STRANGER_LIMIT)), ProtocolError, "a frame must have 1 to 256 bytes"),
+        (wire.Refused("x" * STRANGER_LIMIT), ProtocolError, "a frame must have 1 to 256 bytes"),
         (None, PeerLost, "the connection was closed"),
     ],
     ids=["refused", "another token", "no challenge", "no server", "too long", "closed"],

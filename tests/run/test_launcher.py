@@ -315,3 +315,23 @@ def test_a_launcher_that_is_killed_leaves_no_process_behind(script, tmp_path):
         one.wait_until_it_trains()
         one.process.kill()
         one.assert_all_are_gone()
+
+
+def test_a_bar_of_progress_is_shown_and_a_letter_that_cannot_be_is_not_the_end(call, tmp_path):
+    script = tmp_path / "bar.py"
+    script.write_text(
+        "import os, time\n"
+        "import paceline\n"
+        "from torch import nn, optim\n"
+        "run = paceline.join()\n"
+        "model = nn.Linear(1, 1)\n"
+        "run.prepare(model, optim.SGD(model.parameters(), lr=0.1))\n"
+        "for part in (b'\\r 10 %', b'\\r 50 %', b'\\r100 %\\n'):\n"
+        "    os.write(1, part)\n"
+        "os.write(1, b'caf\\xc3\\xa9\\r\\n\\xff\\n')\n",
+        encoding="utf-8",
+    )
+    code, out, err = call("run", "--workers", 1, "--steps", 1, script)
+    lines = [line.split("| ", 1)[1] for line in out.splitlines() if line.startswith("worker 0")]
+    assert code == 0, err
+    assert lines[-3:] == ["100 %", "café", "\ufffd"]

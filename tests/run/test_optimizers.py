@@ -164,3 +164,51 @@ keep(
     kept = ran.kept[0]
     assert (kept["is_adam"], kept["name"], kept["defaults"]) == (True, "Adam", (0.8, 0.9))
     assert kept["state_here"] == 0, "the state is on the server alone"
+
+
+def test_a_copy_of_an_optimizer_is_refused(launch):
+    source = (
+        SETUP
+        + """
+import copy
+import pickle
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+refused = []
+for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+    try:
+        copied(optimizer)
+    except paceline.SpecError as error:
+        refused.append(str(error))
+keep(run, refused=refused)
+"""
+    )
+    ran = launch(source, workers=1, steps=1)
+    what = "an optimizer of a run cannot be copied or pickled; use its state_dict()"
+    assert ran.kept[0]["refused"] == [what] * 3
+
+
+def test_an_optimizer_s_own_zero_grad_is_called(launch):
+    source = (
+        SETUP
+        + """
+class Own(torch.optim.SGD):
+    def zero_grad(self, set_to_none=True):
+        called.append(set_to_none)
+        super().zero_grad(set_to_none)
+
+called = []
+optimizer = Own(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+keep(run, called=called)
+"""
+    )
+    ran = launch(source, workers=1, steps=3)
+    assert ran.code == 0, ran.err
+    assert ran.kept[0]["called"] == [True] * 3

@@ -5,6 +5,7 @@ One that a script sets by hand, in whichever worker, holds for all.
 """
 
 import pytest
+import torch
 
 import paceline
 from plain import LATE, LOOP, SETUP, assert_same, execute, train, weights
@@ -254,3 +255,73 @@ def test_other_settings_set_by_hand_hold_as_well(launch, option, value):
     ran = launch(SGD + loop, steps=4)
     source = SGD + f"optimizer.param_groups[0][{option!r}] = {value!r}\n"
     assert_same(ran.kept[0]["weights"], weights(train(source, 4)))
+
+
+SAVED = """
+S = torch.optim.lr_scheduler
+scheduler = S.ExponentialLR(optimizer, gamma=0.5)
+if OUT.joinpath("resume").exists():
+    scheduler.load_state_dict(torch.load(OUT / "resume"))
+    optimizer.param_groups[0]["lr"] = scheduler.get_last_lr()[0]
+run = paceline.join()
+model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+try:
+    scheduler.load_state_dict({})
+except paceline.SpecError as error:
+    refused = str(error)
+while not run.finished:
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+keep(
+    run,
+    refused=refused,
+    rates=(optimizer.param_groups[0]["lr"], optimizer.state_dict()["param_groups"][0]["lr"]),
+    state=scheduler.state_dict(),
+)
+"""
+
+
+def test_the_state_of_a_scheduler_is_a_plain_one_and_goes_on_where_it_was(launch):
+    first = launch(SGD + SAVED, workers=1, steps=3)
+    assert first.code == 0, first.err
+    kept = first.kept[0]
+    assert "load the state of a scheduler before run.prepare()" in kept["refused"]
+    assert kept["rates"] == (pytest.approx(0.1 / 8), pytest.approx(0.1 / 8))
+    assert kept["state"].keys() == execute_scheduler().state_dict().keys()
+
+    resume = "torch.save(" + repr(kept["state"]) + ', OUT / "resume")\n'
+    second = launch(SGD + resume + SAVED, workers=1, steps=2)
+    assert second.code == 0, second.err
+    assert second.kept[0]["rates"] == (pytest.approx(0.1 / 32), pytest.approx(0.1 / 32))
+    assert second.kept[0]["state"]["last_epoch"] == 5
+
+
+def execute_scheduler():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+
+
+def test_a_rate_set_by_hand_goes_on_by_the_scheduler_everywhere_alike(launch):
+    source = (
+        SGD
+        + """
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+run = paceline.join()
+model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+while not run.finished:
+    if run.worker == 0 and run.version == 3:
+        optimizer.param_groups[0]["lr"] = 64.0
+    optimizer.zero_grad()
+    (loss_of(run.worker, run.version) * 0.0).backward()
+    optimizer.step()
+keep(
+    run,
+    here=optimizer.param_groups[0]["lr"],
+    there=optimizer.state_dict()["param_groups"][0]["lr"],
+)
+"""
+    )
+    ran = launch(source, workers=2, steps=8)
+    assert ran.code == 0, ran.err
+    assert [(kept["here"], kept["there"]) for kept in ran.kept.values()] == [(2.0, 2.0)] * 2

@@ -56,7 +56,6 @@ def main(task: Task, out: Connection, err: Connection) -> None:
     faulthandler.enable()  # tells the line that wrote to the parameters, which are the server's
     adopt(task.who, task.threads)
     _seed(task)
-    atexit._clear()  # what is left to do at the end of the process that we were forked from
     gc.freeze()  # what torch has made stays, so nobody need look through it again and again
     sys.argv = [str(task.script), *task.arguments]
     sys.path[0:1] = [str(task.script.parent)]

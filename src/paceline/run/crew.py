@@ -10,8 +10,9 @@ import os
 from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run import wire
+from paceline.run.bulk import Region
 from paceline.run.layout import difference
-from paceline.run.options import OptionBook
+from paceline.run.options import OptionBook, as_it_is
 from paceline.run.peers import Peer
 from paceline.run.settings import Settings
 from paceline.run.shard import Place, Shard
@@ -73,6 +74,7 @@ class Crew:
         """Let the worker compute at this version, and tell it what became of its last gradient."""
         peer = self.members[worker]
         place = self._shard.read(worker, version)
+        changed = self.options.since(peer.options_known)
         work = wire.Work(
             turn,
             version,
@@ -80,7 +82,7 @@ class Crew:
             place.number not in peer.places,
             self._shard.steps_at(version),
             asked_at,
-            self.options.since(peer.options_known),
+            tuple([as_it_is(self._shard.common.optimizers, option) for option in changed]),
             peer.seen,
         )
         peer.options_known, peer.seen = self.options.edition, None
@@ -115,17 +117,23 @@ class Crew:
         """Send a worker the state that it asks for."""
         try:
             tree, fd = pack(self._shard.state(message.what, message.optimizer), message.what)
+            # Not in the message: it may be more than the socket takes at once, and we do not wait.
+            _, tree_fd = Region.create(len(tree), message.what)
         except SpecError as error:
             raise ProtocolError(str(error)) from None
         try:
-            self.send(peer, wire.State(tree), fd)
+            os.pwrite(tree_fd, tree, 0)
+            self.send(peer, wire.State(len(tree)), tree_fd, fd)
         finally:
             os.close(fd)
+            os.close(tree_fd)
 
-    def take_state(self, peer: Peer, message: wire.StateGiven) -> None:
-        """Load the state that a worker sends."""
+    def take_state(self, peer: Peer, message: wire.StateGiven, ignore: bool) -> None:
+        """Load the state that a worker sends, unless it is to be ignored."""
         fd = peer.channel.take_fd()
         try:
-            self._shard.load_state(message.optimizer, unpack(message.tree, fd))
+            state = unpack(message.tree, fd)
+            if not ignore:
+                self._shard.load_state(message.optimizer, state)
         finally:
             os.close(fd)

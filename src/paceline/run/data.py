@@ -12,16 +12,24 @@ was handed out last when a gradient touched a parameter is what it was computed 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from paceline.core.events import Fate
 
-__all__ = ["Batch", "Batches", "Stream", "count_samples", "samples_in_epoch"]
+__all__ = ["Batch", "Batches", "Stream", "count_samples", "own_stream", "samples_in_epoch"]
 
 
 @dataclass(eq=False)
@@ -38,11 +46,15 @@ class Batches:
     """Which batches the gradients in the making were computed on."""
 
     def __init__(self, optimizers: int) -> None:
-        self._latest: dict[int, Batch] = {}  # by stream
+        self._latest: dict[int, Batch] = {}  # by stream; those that the script uses now
+        self._is_settled = False  # a gradient was, since the last batch
         self._pending: list[dict[Batch, int]] = [{} for _ in range(optimizers)]  # their streams
 
     def take(self, stream: int, batch: Batch) -> None:
-        """A stream has handed this out."""
+        """A stream has handed this out; others count only if they do so for the same gradient."""
+        if self._is_settled:
+            self._latest.clear()
+            self._is_settled = False
         self._latest[stream] = batch
 
     def touch(self, optimizer: int) -> None:
@@ -72,6 +84,7 @@ class Batches:
             # One that was not finite would not be so again, and keep its worker for ever.
             batch.is_dropped |= fate not in (Fate.ACCEPTED, Fate.NON_FINITE)
         self._pending[optimizer].clear()
+        self._is_settled = True
 
     def samples(self, optimizer: int) -> int:
         """How many samples the gradient for this optimizer is of; 1 where there are none to see."""
@@ -192,20 +205,11 @@ def own_stream(loader: Any, seed: int, worker: int, workers: int) -> Any:
     if not len(dataset) or getattr(sampler, "replacement", False):
         return loader
     shuffle = type(sampler) is RandomSampler
-    return DataLoader(
-        dataset,
-        batch_size=loader.batch_size,
-        sampler=_OwnOrder(len(dataset), shuffle, seed, worker, workers),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+    order = _OwnOrder(len(dataset), shuffle, seed, worker, workers)
+    batches = BatchSampler(order, loader.batch_size, loader.drop_last)
+    own = copy(loader)  # of its own class, with whatever else the script has given it
+    own.__dict__.update(sampler=order, batch_sampler=batches)  # it refuses the plain way
+    return own
 
 
 def samples_in_epoch(loader: Any) -> int | None:

@@ -57,7 +57,7 @@ class Door:
             else:
                 peers.append(key.data)
         if self._strangers:
-            self._send_away_the_slow()
+            self._send_away_the_slow(peers)
         return peers
 
     def hear(self, peer: Peer) -> Iterator[FromWorker]:
@@ -100,7 +100,8 @@ class Door:
         self._strangers[peer] = None
         self._selector.register(channel, selectors.EVENT_READ, peer)
 
-    def _send_away_the_slow(self) -> None:
+    def _send_away_the_slow(self, speaking: list[Peer]) -> None:
         limit = monotonic() - STRANGER_PATIENCE_S
-        for peer in [p for p in self._strangers if p.came_at < limit]:
+        # Those that have spoken are not slow; it may have been us.
+        for peer in [p for p in self._strangers if p.came_at < limit and p not in speaking]:
             self.close(peer, "it took too long to introduce itself")

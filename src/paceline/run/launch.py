@@ -143,14 +143,23 @@ class Launch:
             data = os.read(pipe.fd, 1 << 16)
         except BlockingIOError:
             return
-        *lines, pipe.rest = (pipe.rest + data).split(b"\n")
+        # A bar of progress ends its lines with a carriage return.
+        *lines, pipe.rest = (pipe.rest + data).replace(b"\r\n", b"\n").split(b"\n")
+        *begun, pipe.rest = pipe.rest.split(b"\r")
         if not data:
-            lines += [pipe.rest] if pipe.rest else []
+            begun.append(pipe.rest)
             self._selector.unregister(pipe.fd)
             os.close(pipe.fd)
         for line in lines:
-            print(f"{pipe.child.name:9} | {line.decode(errors='replace')}", file=pipe.to)
+            self._print(pipe, line.rstrip(b"\r").rpartition(b"\r")[2])
+        for line in filter(None, begun):
+            self._print(pipe, line)
         pipe.to.flush()
+
+    def _print(self, pipe: Pipe, line: bytes) -> None:
+        text = f"{pipe.child.name:9} | {line.decode(errors='replace')}"
+        encoding = pipe.to.encoding or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding), file=pipe.to)
 
     def _on_end(self, child: Child) -> None:
         self._selector.unregister(child.process.sentinel)
@@ -166,7 +175,7 @@ class Launch:
             self._end_server()
 
     def _end_server(self) -> None:
-        """All workers are gone: a server that has not finished by now never will."""
+        """All workers that we started are gone: nobody would bring the run to its end."""
         assert self._server is not None
         if not self._server.has_ended:
             self._signal(self._server, signal.SIGTERM)
@@ -188,7 +197,11 @@ class Launch:
 
     def _kill_all(self) -> None:
         for child in self._children:
-            self._signal(child, signal.SIGKILL)
+            if child.process.pid is not None and not child.has_ended:
+                with suppress(ProcessLookupError, PermissionError):
+                    # With what its script has started; it may not be the leader of a group yet.
+                    os.killpg(child.process.pid, signal.SIGKILL)
+                self._signal(child, signal.SIGKILL)
 
     def _say(self, text: str) -> None:
         print(f"paceline  | {text}", file=sys.stderr, flush=True)

@@ -65,7 +65,8 @@ def keep_freed_memory() -> None:
     with suppress(AttributeError):  # a library without it keeps, or not, as it likes
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        # Older ones take no more than that.
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -55,8 +55,8 @@ class Paced(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ever; and what was computed and never pushed does not count."""
         self._pacer.discard(self._number)
-        if not set_to_none:
-            super().zero_grad(set_to_none=False)
+        if not set_to_none or super().zero_grad.__func__ is not Optimizer.zero_grad:  # type: ignore[attr-defined]
+            super().zero_grad(set_to_none)
             return
         # What Optimizer does, without its profiling: that takes longer than all the rest.
         for group in self.param_groups:
@@ -74,6 +74,10 @@ class Paced(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: all processes of a run must agree on what is trained."""
         raise SpecError("add all groups of parameters before run.prepare(); later is too late")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused: a copy would step nothing."""
+        raise SpecError("an optimizer of a run cannot be copied or pickled; use its state_dict()")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         """Refused: there are no steps here that it could be called at."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from paceline.errors import ProtocolError
 from paceline.run.wire import Option
 
-__all__ = ["KnownOptions", "OptionBook", "group_of", "set_option"]
+__all__ = ["KnownOptions", "OptionBook", "as_it_is", "group_of", "set_option"]
 
 Key = tuple[int, int, str]  # optimizer, group, name
 
@@ -93,6 +93,12 @@ def set_option(optimizers: Sequence[Optimizer], option: Option) -> None:
         old.fill_(value)
     else:
         group[option.name] = value
+
+
+def as_it_is(optimizers: Sequence[Optimizer], option: Option) -> Option:
+    """The option with the value that it has now: a scheduler may have gone on from it."""
+    value = _scalar(group_of(optimizers, option)[option.name])
+    return Option(option.optimizer, option.group, option.name, value)
 
 
 class OptionBook:

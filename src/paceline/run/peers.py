@@ -38,6 +38,7 @@ class Peer:
     places: set[int] = field(default_factory=set)  # that it has
     options_known: int = 0  # how many changes of options it was told of
     asked_at: float | None = None  # when; None: it waits
+    has_reported: bool = False  # on some work, since it joined
     given_to: int | None = None  # the update that its last gradient went into
     seen: Seen | None = None  # what became of its last gradient, if it was not told yet
     is_parked: bool = False  # it was stopped, and has left the run for as long
@@ -73,4 +74,5 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     # The state follows the name, which is in brackets and may have anything in it.
-    return stat[stat.rfind(b")") + 2 :][:1] in (b"T", b"t")
+    # Not "t": that is a debugger or a profiler, whose user knows.
+    return stat[stat.rfind(b")") + 2 :][:1] == b"T"

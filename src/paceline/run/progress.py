@@ -28,7 +28,9 @@ class Progress:
     def begin(self) -> None:
         """The run begins, or goes on."""
         self.say("training" if self._version == 0 else "going on")
-        self._said_at = self._began = monotonic()
+        self._said_at, self._said_version = monotonic(), self._version
+        if self._version == 0:
+            self._began = self._said_at
 
     def updated(self, action: ApplyUpdate, workers: int, scalars: dict[str, float]) -> None:
         """An update was made, with so many workers alive."""
@@ -58,4 +60,6 @@ class Progress:
     def end(self, version: int, samples: int) -> None:
         """The run is over."""
         took_s = monotonic() - self._began
-        self.say(f"{version} updates of {samples} samples in {took_s:.1f} s")
+        steps = self._spec.steps
+        of = "" if steps is None or version == steps else f" of {steps}"
+        self.say(f"{version}{of} updates of {samples} samples in {took_s:.1f} s")

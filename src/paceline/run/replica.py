@@ -88,16 +88,36 @@ class Replica:
         """Have the parameters and buffers that lie in that place."""
         views = self._places[place]
         if views is not self._at:
-            for i, j, parameter in self._pointed:
-                parameter.data = views.parameters[i][j]
             self._at = views
+            self.load_again()
             self._addresses = [[p.data_ptr() for p in own] for own in self._common.parameters]
-        for i, j, parameter in self._copied:
-            parameter.copy_(views.parameters[i][j])
+        else:
+            self._copy_from(views)
         if views.buffers:
             torch._foreach_copy_(_kept(self._buffers), views.buffers)
         if views.counters:
             torch._foreach_copy_(_kept(self._counters), views.counters)
+
+    @torch.no_grad()
+    def load_again(self) -> None:
+        """Have the parameters that were loaded last, whatever was put in their place."""
+        assert self._at is not None
+        for i, j, parameter in self._pointed:
+            parameter.data = self._at.parameters[i][j]
+        self._copy_from(self._at)
+
+    def _copy_from(self, views: Views) -> None:
+        for i, j, parameter in self._copied:
+            parameter.copy_(views.parameters[i][j])
+
+    def fill_gaps(self) -> None:
+        """Give parameters that have no gradient one of zeros, for scripts that look at it."""
+        for i, own in enumerate(self._common.parameters):
+            for j, parameter in enumerate(own):
+                if parameter.grad is None and parameter.requires_grad:
+                    staged = id(parameter) in self._staged
+                    view = self._slot.parameters[i][j]
+                    parameter.grad = torch.zeros_like(parameter) if staged else view.zero_()
 
     def on_gradients(self, then: Callable[[int], None]) -> None:
         """Move each new gradient to the slot; then call with the number of its optimizer."""
@@ -114,9 +134,10 @@ class Replica:
         def on_gradient(parameter: Tensor) -> None:
             if not waits:
                 grad = parameter.grad
-                if grad is not view and grad is not None:
+                # One that has a graph of its own (create_graph) must stay what it is.
+                if grad is not view and grad is not None and not grad.requires_grad:
                     _check(grad, view)
-                    self._measured[view] = _move(grad.detach(), view)
+                    self._measured[view] = _move(grad, view)
                     parameter.grad = view
             then(optimizer)
 
@@ -172,6 +193,7 @@ class Replica:
             known is None
             or known.edition != view._version
             or known.first != square(blocks(now)[0])
+            or known.first == 0
             or not isfinite(known.sq_norm)
         ):
             return square(now)

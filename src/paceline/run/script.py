@@ -33,6 +33,7 @@ from paceline.run.memory import keep_freed_memory
 from paceline.run.optimizer import pace
 from paceline.run.recorder import Recorder
 from paceline.run.replica import Replica
+from paceline.run.schedule import advance, follow
 from paceline.run.server import Server
 from paceline.run.settings import Settings
 from paceline.run.shard import Shard
@@ -152,7 +153,8 @@ class Alone(Run):
         self._schedulers = things.schedulers
         for optimizer in things.optimizers:
             optimizer.register_step_post_hook(self._count)
-        _take_over(things.schedulers)
+        for scheduler in things.schedulers:
+            follow(scheduler, server=False)
         return list(things.given)
 
     def _count(self, optimizer: Optimizer, *_: Any) -> None:
@@ -160,7 +162,7 @@ class Alone(Run):
         self.version += 1
         for scheduler in self._schedulers:
             if scheduler.optimizer is optimizer:
-                type(scheduler).step(scheduler)
+                advance(scheduler)
 
 
 class WorkerRun(Run):
@@ -177,12 +179,13 @@ class WorkerRun(Run):
         if not things.optimizers:
             raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
         common = gather(things.models, things.optimizers)
-        replica = Replica(common, things.models)
+        replica = self._replica = Replica(common, things.models)
         worker = self._worker = Worker(self._who, common, things.schedulers, replica)
         self._common = common
         for number, optimizer in enumerate(things.optimizers):
             pace(optimizer, number, worker)
-        _take_over(things.schedulers)
+        for scheduler in things.schedulers:
+            follow(scheduler, server=True)
         _refuse_to_load(things.models)
         worker.begin()
         if self.worker:
@@ -247,16 +250,7 @@ class WorkerRun(Run):
         finally:
             for parameter, data in saved:
                 parameter.data = data
-
-
-def _take_over(schedulers: list[LRScheduler]) -> None:
-    """Let the calls of the script do nothing, for the learning rate follows the version."""
-    for scheduler in schedulers:
-        scheduler.step = _do_nothing  # type: ignore[method-assign]
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    pass
+            self._replica.load_again()  # the run may have ended meanwhile
 
 
 def _refuse_to_load(models: list[nn.Module]) -> None:

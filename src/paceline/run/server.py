@@ -163,6 +163,7 @@ class Server:
                 self._progress.say(f"refused a stranger: {reason}")
         elif self._crew.members.get(peer.worker) is peer:
             del self._crew.members[peer.worker]
+            self._shard.leave(peer.worker)
             if not peer.is_parked:
                 self._leave(peer.worker, peer, reason)
 
@@ -172,7 +173,6 @@ class Server:
 
     def _leave(self, worker: int, peer: Peer, reason: str) -> None:
         self._shard.free_slot(worker)
-        self._shard.leave(worker)
         lost = None if peer.asked_at is None else Measured(peer.asked_at)
         peer.asked_at = None
         if self._end is None:
@@ -219,6 +219,7 @@ class Server:
             if peer.asked_at is None or message.turn != self._decider.ledger.turns[worker]:
                 raise ProtocolError(f"nobody waits for turn {message.turn}")
             return worker
+        self._shard.leave(worker)
         self._take_options(message)
         self._come_back(worker, peer)
         return None
@@ -242,7 +243,7 @@ class Server:
         measured: Measured,
         message: wire.Gradient | wire.Abandoned,
     ) -> None:
-        peer.asked_at = None
+        peer.asked_at, peer.has_reported = None, True
         self._shard.leave(event.worker)
         try:
             self._tell(event, measured, message)
@@ -256,7 +257,9 @@ class Server:
 
     def _on_state_given(self, peer: Peer, message: wire.StateGiven) -> None:
         _member(peer)
-        self._crew.take_state(peer, message)
+        # A newcomer does what the others did in the beginning; the run has gone on from there.
+        is_late = self._decider.ledger.version > 0 and not peer.has_reported
+        self._crew.take_state(peer, message, ignore=is_late)
 
     # --------------------------------------------------------------------- deciding, performing
 
@@ -287,7 +290,8 @@ class Server:
             self._tell(StopRequested(self._now()))
         if self._end is None:
             for action in asked:
-                self._send_params(action, event.time)
+                if not self._decider.ledger.members[action.worker].cancelled:  # by that stop
+                    self._send_params(action, event.time)
 
     def _accept(self, action: Accept, gradient: wire.Gradient) -> None:
         peer = self._crew.members[action.worker]
@@ -317,9 +321,9 @@ class Server:
         del time
         try:
             applied = self._shard.apply(action.update)
-        except Exception as error:  # of an optimizer or a scheduler, which are the script's
+        except Exception as error:  # of an optimizer or a scheduler, say, which are the script's
             print_exc()
-            self._goal.fail(f"the optimizer failed in update {action.update}: {error!r}")
+            self._goal.fail(f"update {action.update} could not be made: {error!r}")
             return
         self._goal.updated(sum(c.samples for c in action.contributions))
         for contribution in action.contributions:
@@ -341,14 +345,15 @@ class Server:
 
     def _cancel(self, action: Cancel, time: float) -> None:
         del time
-        if self._settings.spec.late == "cancel":
-            self._crew.send(self._crew.members[action.worker], wire.Cancel(action.turn))
+        peer = self._crew.members[action.worker]
+        if self._settings.spec.late == "cancel" and peer.asked_at is not None:
+            self._crew.send(peer, wire.Cancel(action.turn))
 
     def _finish(self, action: Finish, time: float) -> None:
         unused = tuple(c.worker for c in action.unused)
         self._end = Ended(time, action.version, unused, self._goal.failure or "finished")
         self._progress.end(action.version, self._goal.samples)
-        for peer in self._crew.active:
+        for peer in self._crew.members.values():  # those too that are stopped: it waits for them
             self._crew.send_over(peer, self._goal.failure)
 
     # ------------------------------------------------------------------------- looking after it

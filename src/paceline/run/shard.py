@@ -133,7 +133,7 @@ class Shard:
 
     def _place_for_next(self) -> Place:
         """Where the next version is made; the parameters of this one are there already."""
-        now = self._place_of[self.version]
+        now = self.newest
         for version in [v for v in self._place_of if v <= self.version + 1 - self._versions_kept]:
             del self._place_of[version], self._steps_of[version]
         taken = {*self._place_of.values(), *self._readers.values()}
@@ -190,15 +190,16 @@ class Shard:
         """Make an update of what was given to it. Where the average is not finite, step nothing."""
         began = perf_counter()
         making = self._making.pop(update)
-        place = self._place_for_next()
+        place = self.newest
         try:
+            place = self._place_for_next()
             averages = {index: total.average() for index, total in making.sums.items()}
             sq_norm = sum(norm for _, norm in averages.values())
             if isfinite(sq_norm):
                 for index, average in averages.items():
                     self._step(index, making, average)
-                self._publish_buffers(making, place)
-        finally:  # whatever an optimizer of the script raises, there is a version to end with
+                self._publish(making, place)
+        finally:  # whatever is raised, by an optimizer of the script say: there is a version
             self.version = update
             self._place_of[update] = place
             self._steps_of[update] = tuple(self.steps)
@@ -221,7 +222,8 @@ class Shard:
             scheduler.step()
         self.steps[index] += 1
 
-    def _publish_buffers(self, making: Making, place: Place) -> None:
+    def _publish(self, making: Making, place: Place) -> None:
+        """Have the buffers, and the average of the weights, that belong to the new version."""
         if making.buffers is not None:
             where, _ = making.buffers.average()
             _copy(where.buffer_flats, place.views.buffer_flats)

@@ -244,9 +244,9 @@ class StateGiven(_Message, tag=13, frozen=True):
 
 
 class State(_Message, tag=14, frozen=True):
-    """What was asked for. The tensors come with it."""
+    """What was asked for. A tree of so many bytes comes with it, and its tensors."""
 
-    tree: bytes
+    tree_bytes: Whole
 
 
 FromStranger = Hello | Proof

@@ -30,6 +30,7 @@ from paceline.run.environment import Identity
 from paceline.run.layout import Common
 from paceline.run.options import KnownOptions, set_option
 from paceline.run.replica import Replica
+from paceline.run.schedule import advance
 from paceline.run.state import pack, unpack
 
 __all__ = ["Last", "Worker"]
@@ -118,7 +119,7 @@ class Worker:
         self._work = None
         self._logged.clear()
         waits_from = monotonic()
-        self._send(report)
+        self._hand_over(report)
         seen = None if self.is_over else self._wait_for_work()
         if seen is None:  # the end came before an answer
             seen = wire.Seen(Fate.LATE, work.version, max(0, self.version - work.version), 0)
@@ -165,6 +166,16 @@ class Worker:
         known = (work.turn, work.version, optimizer, self.batches.samples(optimizer), compute_s)
         return wire.Gradient(*known, None, options=options, cancelled=True)
 
+    def _hand_over(self, report: wire.Gradient | wire.Abandoned) -> None:
+        """Send the report; that nobody is there to take it is no matter once the run is over."""
+        try:
+            self._send(report)
+        except PeerLost:
+            while self._channel.wait_readable(0.0) and not self.is_over:
+                self._read_news()
+            if not self.is_over:
+                raise
+
     def discard(self, optimizer: int) -> None:
         """What was computed for this optimizer is thrown away."""
         self.batches.discard(optimizer)
@@ -174,14 +185,16 @@ class Worker:
         if self._work is None or self._is_useless():
             self._was_cut = True
             self.batches.touch_all()
-            return
-        self._may_cut = True
-        try:
-            loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
-        except _Cut:
-            self._was_cut = True
-        finally:
-            self._may_cut = False
+        else:
+            self._may_cut = True
+            try:
+                loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
+            except _Cut:
+                self._was_cut = True
+            finally:
+                self._may_cut = False
+        if self._was_cut:
+            self._replica.fill_gaps()
 
     def _on_gradient(self, optimizer: int) -> None:
         """The gradient of a parameter is there."""
@@ -254,7 +267,7 @@ class Worker:
         for i, steps in enumerate(message.steps):
             for scheduler in self._schedulers[i]:
                 for _ in range(steps - self._steps[i]):
-                    type(scheduler).step(scheduler)  # the script's own `step` does nothing
+                    advance(scheduler)
                     moved = True
             self._steps[i] = steps
         for option in options:
@@ -314,9 +327,12 @@ class Worker:
         while not isinstance(message := self._receive(), wire.State):
             if not self._is_news(message):
                 raise ProtocolError(f"expected a state, got {message!r}")
+        tree_fd = self._channel.take_fd()
+        with open(tree_fd, "rb") as tree:
+            body = tree.read(message.tree_bytes)
         fd = self._channel.take_fd()
         try:
-            return unpack(message.tree, fd)
+            return unpack(body, fd)
         finally:
             os.close(fd)
 
