@@ -189,6 +189,15 @@ def test_a_stranger_that_says_nothing_is_sent_away_and_who_is_known_may_stay(
     assert attend(door) == [wire.Abandoned(1, 0.5)]
 
 
+def test_a_stranger_that_has_spoken_while_the_server_was_busy_is_heard(door, knock, monkeypatch):
+    stranger = knock()
+    attend(door)
+    stranger.send(HELLO)
+    monkeypatch.setattr(door_room, "STRANGER_PATIENCE_S", -1.0)  # as if it had passed meanwhile
+    attend(door)
+    assert isinstance(stranger.receive(), wire.Challenge)
+
+
 def test_of_many_strangers_the_oldest_must_go(door, knock):
     known, *silent = [knock() for _ in range(STRANGERS_MAX + 3)]
     known.send(HELLO)

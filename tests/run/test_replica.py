@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.run import sums
 from paceline.run.bulk import Region
 from paceline.run.layout import Layout, gather
 from paceline.run.replica import Replica
@@ -228,3 +229,17 @@ def test_an_infinite_buffer_is_the_script_s_own():
     model(torch.ones(1, 2)).sum().backward()
     with torch.no_grad():
         assert isfinite(scene.replica.collect(0)[1])
+
+
+def test_a_first_block_of_zeros_shows_nothing_so_all_is_measured(monkeypatch):
+    monkeypatch.setattr(sums, "BLOCK", 1000)
+    scene = Measured(stage=False)
+
+    scene.replica.load(0)
+    scene.optimizer.zero_grad()
+    (scene.model[2](torch.ones(1, 8))[0, 3000:].sum()).backward()  # nothing before the 24,000th
+    scene.large.data.mul_(3.0)
+    with torch.no_grad():
+        _, sq_norm = scene.replica.collect(0)
+    expected = float(sum(v.double().square().sum() for v in scene.slot.parameters[0]))
+    assert sq_norm == pytest.approx(expected)

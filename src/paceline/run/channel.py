@@ -36,6 +36,7 @@ __all__ = [
     "Challenger",
     "Channel",
     "Frames",
+    "accept",
     "connect",
     "listen",
     "new_token",

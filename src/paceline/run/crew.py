@@ -56,7 +56,6 @@ class Crew:
         settings = self._settings
         welcome = wire.Welcome(
             workers=settings.spec.workers,
-            late=settings.spec.late,
             slow=settings.slow,
             seed=settings.spec.seed,
             requeue=settings.requeue,
@@ -88,7 +87,7 @@ class Crew:
         peer.options_known, peer.seen = self.options.edition, None
         self._send_with_place(peer, work, place)
 
-    def send_over(self, peer: Peer, failure: str) -> None:
+    def send_over(self, peer: Peer) -> None:
         """Tell that the run has ended, and where its last version lies."""
         place = self._shard.newest
         over = wire.Over(
@@ -96,7 +95,6 @@ class Crew:
             place.number,
             place.number not in peer.places,
             tuple(self._shard.steps),
-            failure,
             peer.seen,
         )
         peer.seen = None

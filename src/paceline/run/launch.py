@@ -69,6 +69,7 @@ class Launch:
         self._server: Child | None = None
         self._workers: list[Child] = []
         self._interrupts = 0
+        self._number = 0  # the signal that came last
         self._kill_at: float | None = None
 
     def run(self) -> int:

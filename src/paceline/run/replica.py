@@ -44,6 +44,7 @@ class Replica:
         self._layout = Layout.of(common.contents)
         self._places: dict[int, Views] = {}
         self._at: Views | None = None  # where the parameters point at
+        self._addresses: list[list[int]] = []  # of the parameters, by optimizer
         self._pointed: list[tuple[int, int, Tensor]] = []
         self._copied: list[tuple[int, int, Tensor]] = []
         self._staged: set[int] = set()

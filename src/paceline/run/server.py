@@ -10,8 +10,8 @@ Theory of operation
     come are added up, and the trace is written.
 
     A worker's death is its connection closing. A worker that was stopped is found by asking the
-    system; it leaves the run, and joins again with the first word that it says, or, if it had
-    nothing to say but waited, when the system tells that it goes on.
+    system; it leaves the run, and joins again with its next report, or, if it had nothing to report
+    on but waited, when the system tells that it goes on.
 """
 
 from collections.abc import Callable
@@ -186,7 +186,7 @@ class Server:
     def _join(self, peer: Peer, worker: int) -> None:
         self._tell(WorkerJoined(self._now(), worker))
         if self._end is not None:
-            self._crew.send_over(peer, self._goal.failure)
+            self._crew.send_over(peer)
 
     def _on_gradient(self, peer: Peer, message: wire.Gradient) -> None:
         worker = self._reporter(peer, message)
@@ -354,7 +354,7 @@ class Server:
         self._end = Ended(time, action.version, unused, self._goal.failure or "finished")
         self._progress.end(action.version, self._goal.samples)
         for peer in self._crew.members.values():  # those too that are stopped: it waits for them
-            self._crew.send_over(peer, self._goal.failure)
+            self._crew.send_over(peer)
 
     # ------------------------------------------------------------------------- looking after it
 

@@ -27,7 +27,6 @@ import msgspec
 
 from paceline.core.events import Fate
 from paceline.errors import ProtocolError
-from paceline.spec import Late
 
 __all__ = [
     "LARGEST",
@@ -53,6 +52,7 @@ __all__ = [
     "StateWanted",
     "TensorSpec",
     "Welcome",
+    "Whole",
     "Work",
     "decode_server",
     "decode_stranger",
@@ -153,7 +153,6 @@ class Welcome(_Message, tag=5, frozen=True):
     """The worker is in. With it come its slot and the constants."""
 
     workers: Whole
-    late: Late
     slow: Text  # the latency to inject; "" for none
     seed: Whole
     requeue: bool
@@ -201,7 +200,6 @@ class Over(_Message, tag=9, frozen=True):
     place: Whole
     place_is_new: bool
     steps: tuple[Whole, ...]
-    reason: Text
     seen: Seen | None = None
 
 

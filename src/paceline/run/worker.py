@@ -79,7 +79,7 @@ class Worker:
         os.register_at_fork(after_in_child=self._channel.close)
         self.welcome = self._join(common.contents)
         self._joined_at = monotonic()
-        self._work: wire.Work | None = None  # None: the run is over, or we wait
+        self._work: wire.Work | None = None  # None: we wait, or were told of the end while we did
         self._work_began = self._joined_at
         self._is_cancelled = False  # the server said that this work is of no use
         self._may_cut = False  # we are in `backward`
@@ -121,7 +121,7 @@ class Worker:
         waits_from = monotonic()
         self._hand_over(report)
         seen = None if self.is_over else self._wait_for_work()
-        if seen is None:  # the end came before an answer
+        if seen is None:  # it was void, or the end came before an answer
             seen = wire.Seen(Fate.LATE, work.version, max(0, self.version - work.version), 0)
         waited_s = monotonic() - waits_from
         self.last = Last(seen.fate, seen.version, seen.staleness, seen.contributors, waited_s)
