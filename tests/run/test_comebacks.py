@@ -31,7 +31,7 @@ def test_a_stopped_worker_leaves_and_comes_back_at_the_newest_version(launch):
     assert counts(ran.trace) == [2] * 4 + [1] * 4 + [2] * 4
     assert comings_and_goings(ran.trace, 1)[:3] == ["joined", "stopped", "joined"]
     assert "worker 1 left: stopped" in ran.out
-    assert "going on with 1 workers; an update should take 2" in ran.out
+    assert "going on with 1 worker; an update should take 2" in ran.out
     assert "worker 1 is back" in ran.out
     assert "an update takes 2 workers again" in ran.out
     assert gradients_of(ran.trace, 1, turn=6)[0].version == 8

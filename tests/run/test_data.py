@@ -22,7 +22,7 @@ class Script:
     def __init__(self, loader, requeue=True):
         self.batches = Batches(1)
         self.is_over = False
-        self.stream = Stream(loader, 0, self.batches, lambda: self.is_over, requeue)
+        self.stream = Stream(loader, loader, 0, self.batches, lambda: self.is_over, requeue)
         self.handed_out = iter(self.stream)
 
     def next(self):
@@ -129,11 +129,12 @@ def test_a_stream_ends_when_the_run_is_over():
 
 @pytest.mark.parametrize("loader", [[], iter([])])
 def test_a_loader_that_gives_nothing_ends(loader):
-    assert list(Stream(loader, 0, Batches(1), lambda: False, requeue=True)) == []
+    assert list(Stream(loader, loader, 0, Batches(1), lambda: False, requeue=True)) == []
 
 
 def test_a_generator_ends_when_it_is_used_up():
-    assert list(Stream(iter([1, 2]), 0, Batches(1), lambda: False, requeue=True)) == [1, 2]
+    once = iter([1, 2])
+    assert list(Stream(once, once, 0, Batches(1), lambda: False, requeue=True)) == [1, 2]
 
 
 @pytest.mark.parametrize("fate", DROPPED)
@@ -174,7 +175,7 @@ def test_what_waits_for_its_step_does_not_come_again_meanwhile():
 
 def test_a_stream_passes_for_its_loader():
     loader = DataLoader(range(10), batch_size=4)
-    stream = Stream(loader, 0, Batches(1), lambda: False, requeue=True)
+    stream = Stream(loader, loader, 0, Batches(1), lambda: False, requeue=True)
     assert (len(stream), stream.batch_size) == (3, 4)
     with pytest.raises(AttributeError):
         _ = stream.nonsense

@@ -194,7 +194,7 @@ def trouble(run):
     path = script(troubled(source))
     code, _, err = call("run", "-w", 2, "--steps", 10**6, "--run-dir", "run", path, "run")
     assert code == 130
-    assert err.splitlines().count("paceline  | worker 1 was killed by SIGKILL") == 1
+    assert err.splitlines().count("paceline  | worker 1 had not ended, and was killed") == 1
 
 
 def test_an_interrupt_before_the_server_is_ready_ends_it_too(call, script):
@@ -287,6 +287,27 @@ class Started:
         return trace
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, tmp_path, number):
+    """As `timeout` does, and a terminal that is closed."""
+    with Started(script(troubled(ENDLESS)), tmp_path / "one", 10**6) as one:
+        one.wait_until_it_trains()
+        os.killpg(one.process.pid, number)
+        (one.folder / "go-on.word").touch()
+        code, err = one.wait()
+        assert code == 128 + number
+        assert err.splitlines() == [
+            "paceline  | stopping; once more to stop at once",
+            f"The trace is {one.folder}/run/trace.jsonl",
+        ]
+        one.assert_all_are_gone()
+        assert isinstance(one.trace().records[-1], Ended)
+        assert {file.name for file in one.folder.glob("worker-*.pt")} == {
+            "worker-0.pt",
+            "worker-1.pt",
+        }
+
+
 def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tmp_path):
     path = script(troubled(ENDLESS))
     with Started(path, tmp_path / "one", 10**6) as one, Started(path, tmp_path / "two", 9) as two:
@@ -325,7 +346,8 @@ def test_a_bar_of_progress_is_shown_and_a_letter_that_cannot_be_is_not_the_end(c
         "from torch import nn, optim\n"
         "run = paceline.join()\n"
         "model = nn.Linear(1, 1)\n"
-        "run.prepare(model, optim.SGD(model.parameters(), lr=0.1))\n"
+        "model, optimizer = run.prepare(model, optim.SGD(model.parameters(), lr=0.1))\n"
+        "optimizer.step()\n"
         "for part in (b'\\r 10 %', b'\\r 50 %', b'\\r100 %\\n'):\n"
         "    os.write(1, part)\n"
         "os.write(1, b'caf\\xc3\\xa9\\r\\n\\xff\\n')\n",

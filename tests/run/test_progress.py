@@ -36,7 +36,7 @@ def test_a_pause_counts_for_the_whole_and_not_for_the_rate(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "training",
         "going on",
-        "update 20 of 50, 2 a second, 1 workers, loss 0.5",
+        "update 20 of 50, 2 a second, 1 worker, loss 0.5",
         "20 of 50 updates of 20 samples in 65.0 s",
     ]
 

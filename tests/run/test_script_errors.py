@@ -105,7 +105,7 @@ def test_a_script_that_is_refused_ends_the_run_and_says_why(script, tmp_path, ca
     run_dir.mkdir()
     code = Launch(settings, path, (str(run_dir),), run_dir).run()
     err = capsys.readouterr().err
-    assert code == 1
+    assert code == 2
     for process in ("server   ", "worker 0 ", "worker 1 "):
         assert f"{process} | paceline.errors.SpecError: give run.prepare() at least" in err
 

@@ -36,9 +36,9 @@ EXIT_CODES: dict[type[PacelineError], int] = {
 EXIT_FAILED = 1
 
 EPILOG = (
-    "Exit codes: 0 done; 1 the simulated run stalled, made no update, or the output could not be "
-    "written; 2 wrong input; 3 a trace that cannot be read or written, or is not sound; 4 a peer "
-    "broke the protocol; 5 a peer was lost; 70 a bug of ours; 130 interrupted."
+    "Exit codes: 0 done; 1 the run stalled, failed or made no update, a script failed, or the "
+    "output could not be written; 2 wrong input; 3 a trace that cannot be read or written, or is "
+    "not sound; 4 a peer broke the protocol; 5 a peer was lost; 70 a bug of ours; 130 interrupted."
 )
 
 app = typer.Typer(

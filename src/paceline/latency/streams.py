@@ -22,6 +22,7 @@ import numpy as np
 from paceline.errors import SpecError
 from paceline.latency.distributions import LONGEST, Distribution, Floats
 from paceline.latency.text import format_ids, format_number, format_seconds
+from paceline.spec import RunSpec
 
 __all__ = ["Latency", "Phases", "Recorded", "TimeModel", "TimeStream"]
 
@@ -147,6 +148,16 @@ class Latency:
     def is_stationary(self) -> bool:
         """Whether a time does not depend on when the computation begins: no phases."""
         return not self.phases
+
+    def validate(self, spec: RunSpec) -> None:
+        """Raise `SpecError` if it speaks of workers that the run does not have."""
+        named = [worker for worker, _ in self.factors]
+        named += [worker for phase in self.phases for worker in phase.workers or ()]
+        for worker in named:
+            if worker >= spec.workers:
+                raise SpecError(
+                    f"'{self}' speaks of worker {worker}; the workers are 0 to {spec.workers - 1}"
+                )
 
     def factor(self, worker: int) -> float:
         """Return how many times as long this worker always takes."""

@@ -172,6 +172,8 @@ class Channel(Generic[T]):
                 data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
+        except ConnectionResetError:
+            raise PeerLost("the connection was closed") from None
         except OSError as error:
             raise PeerLost(f"the connection broke: {error.strerror or error}") from None
         if not data:

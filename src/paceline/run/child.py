@@ -22,11 +22,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import PacelineError, SpecError
 from paceline.run.environment import Identity, adopt
 
-__all__ = ["Task", "main"]
+__all__ = ["EXIT_SPEC", "STOPS", "Task", "main"]
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a run to stop
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+EXIT_FAILED = 1
+EXIT_SPEC = 2
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,10 @@ class Task:
 
 def main(task: Task, out: Connection, err: Connection) -> None:
     """Execute the script as that process; its output goes to these pipes."""
-    _die_with_parent()
+    _die_with_parent(task.who)
     os.setsid()  # so that Ctrl-C reaches the launcher alone, which ends the run in good order
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     # A loader with processes starts them as in a plain script, not in the way that we were started.
     multiprocessing.set_start_method(None, force=True)
     os.dup2(out.fileno(), 1)
@@ -63,23 +70,30 @@ def main(task: Task, out: Connection, err: Connection) -> None:
         runpy.run_path(str(task.script), run_name="__main__")
     except Exception as error:
         _show(error, task.script)
-        raise SystemExit(1) from None
+        raise SystemExit(EXIT_SPEC if isinstance(error, SpecError) else EXIT_FAILED) from None
     finally:
         atexit._run_exitfuncs()  # which multiprocessing does not
         sys.stdout.flush()
 
 
 def _show(error: Exception, script: Path) -> None:
-    """Print the traceback as if the script had been started by hand."""
-    begin = trace = error.__traceback__
-    while begin is not None and begin.tb_frame.f_code.co_filename != str(script):
-        begin = begin.tb_next
-    traceback.print_exception(type(error), error, begin or trace)
+    """Print the traceback as if the script had been started by hand; an error of ours is enough."""
+    shown = traceback.TracebackException.from_exception(error)
+    at = [place for place, frame in enumerate(shown.stack) if frame.filename == str(script)]
+    frames = shown.stack[at[0] :] if at else []  # none: the script cannot even be read
+    if isinstance(error, PacelineError):
+        ours = str(Path(__file__).parent.parent)
+        frames = [frame for frame in frames if not frame.filename.startswith(ours)]
+    shown.stack = traceback.StackSummary.from_list(frames)
+    print("".join(shown.format()), end="", file=sys.stderr)
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(who: Identity) -> None:
     """Nobody is left behind: the fork server dies with the launcher, and we with it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    name = "server" if who.worker is None else f"worker {who.worker}"
+    prctl(_PR_SET_NAME, f"paceline {name}"[:15].encode())  # as `ps -e` shows it
     # The fork server lives for as long as anybody holds this, and we were given it too.
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)

@@ -3,7 +3,8 @@
 
 A `DataLoader` that shuffles is made to draw from the whole data set in an order of the worker's
 own; one that does not begins at a place of its own. A sampler that the script brings is kept.
-Streams have no epochs: one ends when the run has made its last update.
+Streams have no epochs: one ends when the run has made its last update. Where nothing is trained, a
+stream is the script's own loader, for one pass.
 
 `Batches` knows which batches went into which gradient. It learns that from the backward pass: what
 was handed out last when a gradient touched a parameter is what it was computed on.
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,8 +29,11 @@ from torch.utils.data import (
 )
 
 from paceline.core.events import Fate
+from paceline.errors import SpecError
 
 __all__ = ["Batch", "Batches", "Stream", "count_samples", "own_stream", "samples_in_epoch"]
+
+TOO_LATE_MAX = 100_000  # times that a loop may begin after the end; scripts have loops over epochs
 
 
 @dataclass(eq=False)
@@ -38,6 +42,8 @@ class Batch:
 
     value: Any
     samples: int
+    in_training: bool = True  # whether a model was, when it was handed out
+    is_used: bool = False  # a gradient was computed on it
     is_accepted: bool = False  # a gradient that was computed on it was
     is_dropped: bool = False  # likewise, by the rule of the run
 
@@ -45,23 +51,31 @@ class Batch:
 class Batches:
     """Which batches the gradients in the making were computed on."""
 
-    def __init__(self, optimizers: int) -> None:
+    def __init__(self, optimizers: int, models: Sequence[nn.Module] = ()) -> None:
+        self._models = models
         self._latest: dict[int, Batch] = {}  # by stream; those that the script uses now
         self._is_settled = False  # a gradient was, since the last batch
         self._pending: list[dict[Batch, int]] = [{} for _ in range(optimizers)]  # their streams
+
+    def is_training(self) -> bool:
+        """Whether any model is in the mode for training; without a model, nobody can say."""
+        return not self._models or any(model.training for model in self._models)
 
     def take(self, stream: int, batch: Batch) -> None:
         """A stream has handed this out; others count only if they do so for the same gradient."""
         if self._is_settled:
             self._latest.clear()
             self._is_settled = False
+        batch.in_training = self.is_training()
         self._latest[stream] = batch
 
     def touch(self, optimizer: int) -> None:
         """A gradient of a parameter of this optimizer was computed."""
         pending = self._pending[optimizer]
         for stream, batch in self._latest.items():
-            pending[batch] = stream
+            if batch.in_training == self.is_training():  # or it was evaluated on, meanwhile
+                pending[batch] = stream
+                batch.is_used = True
 
     def touch_all(self) -> None:
         """A gradient would have been computed, nobody knows of what, but was of no use any more."""
@@ -103,28 +117,52 @@ class Stream:
 
     def __init__(
         self,
-        loader: Any,
+        plain: Any,
+        own: Any,
         number: int,
         batches: Batches,
         is_over: Callable[[], bool],
         requeue: bool,
     ) -> None:
-        self._loader = loader
+        """`plain`: the script's own loader. `own`: the same with an order of the worker's own."""
+        self._plain = plain
+        self._own = own
         self._number = number
         self._batches = batches
         self._is_over = is_over
         self._requeue = requeue
         self._again: deque[Batch] = deque()
         self._handed_out: list[Batch] = []
+        self._begun_too_late = 0  # how often, after the end of the run
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._plain)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        return getattr(self._own, name)
 
     def __iter__(self) -> Iterator[Any]:
+        """Endless batches to train on; to evaluate on, one pass over the script's own loader."""
+        if not torch.is_grad_enabled() or not self._batches.is_training():
+            is_used = False
+            for value in self._plain:
+                batch = self._hand_out(Batch(value, count_samples(value)))
+                yield value
+                is_used |= batch.is_used
+                self._take_back()
+            if not is_used:
+                return
+        yield from self._train()
+
+    def _train(self) -> Iterator[Any]:
+        if self._is_over():
+            self._begun_too_late += 1
+            if self._begun_too_late > TOO_LATE_MAX:
+                raise SpecError(
+                    "the run is over, and so is its data; leave the loop if run.finished"
+                )
         fresh = self._endless()
+        unused = 0  # batches that no gradient was computed on, since one was
         while not self._is_over():
             self._take_back()
             if self._again:
@@ -132,24 +170,35 @@ class Stream:
                 batch.is_dropped = False
             else:
                 value = next(fresh, _END)
-                if value is _END:
+                if value is _END or unused == self._pass_length():
                     return
                 batch = Batch(value, count_samples(value))
             if self._is_over():
                 return
-            self._batches.take(self._number, batch)
-            self._handed_out.append(batch)
+            self._hand_out(batch)
             yield batch.value
+            unused = 0 if batch.is_used else unused + 1
+
+    def _hand_out(self, batch: Batch) -> Batch:
+        self._batches.take(self._number, batch)
+        self._handed_out.append(batch)
+        return batch
+
+    def _pass_length(self) -> int:
+        """How many batches make a pass; -1: nothing tells."""
+        with suppress(TypeError):
+            return len(self._plain)
+        return -1
 
     def _endless(self) -> Iterator[Any]:
         """The loader over and over again; it ends if a whole pass gives nothing."""
         epoch = 0
         while True:
-            set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
+            set_epoch = getattr(getattr(self._own, "sampler", None), "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
             empty = True
-            for value in self._loader:
+            for value in self._own:
                 empty = False
                 yield value
             if empty:

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from time import monotonic
@@ -23,7 +23,7 @@ from typing import TextIO
 
 from paceline.errors import SpecError
 from paceline.run.channel import new_token
-from paceline.run.child import Task, main
+from paceline.run.child import EXIT_SPEC, STOPS, Task, main
 from paceline.run.environment import Identity, large_pages
 from paceline.run.settings import Settings
 
@@ -41,6 +41,7 @@ class Child:
     name: str
     process: ForkServerProcess
     has_ended: bool = False
+    is_killed: bool = False  # by us
 
 
 @dataclass(eq=False)
@@ -74,7 +75,7 @@ class Launch:
 
     def run(self) -> int:
         """Run to the end; return the exit code."""
-        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._on_signal) for number in STOPS}
         try:
             self._start()
             while not all(child.has_ended for child in self._children):
@@ -100,8 +101,9 @@ class Launch:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         with large_pages():
-            forkserver.ensure_running()
+            _start_fork_server()
         address = f"unix:@paceline-{secrets.token_hex(16)}"
+        (self._run_dir / "address").write_text(address, encoding="ascii")
         who = Identity(address, token_file, self._run_dir, None)
         cores = len(os.sched_getaffinity(0))
         workers = self._settings.spec.workers
@@ -167,7 +169,7 @@ class Launch:
         child.process.join()
         child.has_ended = True
         code = child.process.exitcode or 0
-        if code:
+        if code and not child.is_killed:
             self._say(f"{child.name} {_how_it_ended(code)}")
         if child is self._server:
             # Whoever is left was stopped, or has lost the server: nobody waits for it.
@@ -203,6 +205,9 @@ class Launch:
                     # With what its script has started; it may not be the leader of a group yet.
                     os.killpg(child.process.pid, signal.SIGKILL)
                 self._signal(child, signal.SIGKILL)
+                if not child.is_killed:
+                    self._say(f"{child.name} had not ended, and was killed")
+                child.is_killed = True
 
     def _say(self, text: str) -> None:
         print(f"paceline  | {text}", file=sys.stderr, flush=True)
@@ -211,8 +216,29 @@ class Launch:
         if self._interrupts:
             return 128 + self._number
         assert self._server is not None
-        ended_well = [child for child in self._workers if child.process.exitcode == 0]
-        return 0 if self._server.process.exitcode == 0 and ended_well else 1
+        codes = [child.process.exitcode or 0 for child in self._workers]
+        if self._server.process.exitcode == EXIT_SPEC or EXIT_SPEC in codes:
+            return EXIT_SPEC
+        if self._server.process.exitcode or any(code > 0 for code in codes):
+            return 1
+        if not (self._run_dir / "trace.jsonl").exists():
+            self._say("the script has never called run.prepare(), so nothing was trained")
+            return 1
+        if codes[0]:
+            self._say("worker 0 was lost: what the script does once, if run.is_first, is not done")
+            return 1
+        return 0
+
+
+def _start_fork_server() -> None:
+    """Start it so that what stops all at once (a closed terminal, `timeout`) stops us alone."""
+    try:
+        # The first of these starts the tracker of multiprocessing, and unblocks signals after that.
+        for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+            ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def _how_it_ended(code: int) -> str:

@@ -20,6 +20,8 @@ class Progress:
         self._version = self._said_version = 0
         self._too_few = False  # workers, for what the rule wants
         self._scalars: dict[str, float] = {}
+        self._is_over = False
+        self._refused: set[int] = set()  # workers
 
     def say(self, text: str) -> None:
         """One line."""
@@ -32,34 +34,51 @@ class Progress:
         if self._version == 0:
             self._began = self._said_at
 
-    def updated(self, action: ApplyUpdate, workers: int, scalars: dict[str, float]) -> None:
-        """An update was made, with so many workers alive."""
+    def updated(self, action: ApplyUpdate, givers: float, scalars: dict[str, float]) -> None:
+        """An update was made, to which so many workers could give; inf: they may give twice."""
         self._version = action.update
         self._scalars = scalars
-        too_few = workers < action.wanted
+        too_few = givers < action.wanted
         if too_few and not self._too_few:
-            self.say(f"going on with {workers} workers; an update should take {action.wanted}")
+            self.say(f"going on with {_workers(givers)}; an update should take {action.wanted}")
         elif self._too_few and not too_few:
             self.say(f"an update takes {action.wanted} workers again")
         self._too_few = too_few
+
+    def refused(self, worker: int) -> None:
+        """A gradient of this worker was not finite; said once for each worker."""
+        if worker not in self._refused:
+            self._refused.add(worker)
+            self.say(
+                f"refused a gradient of worker {worker} with a NaN or an infinity in it; "
+                "further ones are in the trace"
+            )
 
     def tick(self, workers: int, begun: bool) -> None:
         """Time has passed."""
         now = monotonic()
         if now - self._said_at < EVERY_S:
             return
-        if not begun:
+        if self._is_over:
+            self.say(f"waiting for {_workers(workers)} to come to the end of the script")
+        elif not begun:
             self.say(f"waiting for workers: {workers} of {self._spec.workers} are here")
         else:
             rate = (self._version - self._said_version) / (now - self._said_at)
             of = "" if self._spec.steps is None else f" of {self._spec.steps}"
             logged = "".join(f", {name} {value:.4g}" for name, value in self._scalars.items())
-            self.say(f"update {self._version}{of}, {rate:.3g} a second, {workers} workers{logged}")
+            alive = _workers(workers)
+            self.say(f"update {self._version}{of}, {rate:.3g} a second, {alive}{logged}")
         self._said_at, self._said_version = now, self._version
 
     def end(self, version: int, samples: int) -> None:
         """The run is over."""
+        self._is_over = True
         took_s = monotonic() - self._began
         steps = self._spec.steps
         of = "" if steps is None or version == steps else f" of {steps}"
         self.say(f"{version}{of} updates of {samples} samples in {took_s:.1f} s")
+
+
+def _workers(number: float) -> str:
+    return "1 worker" if number == 1 else f"{number:g} workers"

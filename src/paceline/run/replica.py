@@ -40,8 +40,10 @@ class Replica:
 
     def __init__(self, common: Common, models: Sequence[nn.Module], stage: bool = False) -> None:
         """With `stage` all parameters are treated as if they were on another device."""
+        self.models = models
         self._common = common
         self._layout = Layout.of(common.contents)
+        self._has_parted = False
         self._places: dict[int, Views] = {}
         self._at: Views | None = None  # where the parameters point at
         self._addresses: list[list[int]] = []  # of the parameters, by optimizer
@@ -107,6 +109,19 @@ class Replica:
             parameter.data = self._at.parameters[i][j]
         self._copy_from(self._at)
 
+    @torch.no_grad()
+    def part(self) -> None:
+        """The run is over: the parameters are ours to change. They lie in the slot from now on."""
+        assert self._at is not None
+        for i, own in enumerate(self._common.parameters):
+            for parameter in own:
+                parameter.grad = None
+            for there, here in zip(self._at.flats[i], self._slot.flats[i], strict=True):
+                here.copy_(there)
+        self._at, self._slot = self._slot, self._at
+        self._has_parted = True
+        self.load_again()
+
     def _copy_from(self, views: Views) -> None:
         for i, j, parameter in self._copied:
             parameter.copy_(views.parameters[i][j])
@@ -116,9 +131,9 @@ class Replica:
         for i, own in enumerate(self._common.parameters):
             for j, parameter in enumerate(own):
                 if parameter.grad is None and parameter.requires_grad:
-                    staged = id(parameter) in self._staged
+                    away = id(parameter) in self._staged or self._has_parted
                     view = self._slot.parameters[i][j]
-                    parameter.grad = torch.zeros_like(parameter) if staged else view.zero_()
+                    parameter.grad = torch.zeros_like(parameter) if away else view.zero_()
 
     def on_gradients(self, then: Callable[[int], None]) -> None:
         """Move each new gradient to the slot; then call with the number of its optimizer."""
@@ -133,7 +148,7 @@ class Replica:
         waits = id(parameter) in self._staged or view.nbytes <= SMALL_BYTES
 
         def on_gradient(parameter: Tensor) -> None:
-            if not waits:
+            if not waits and not self._has_parted:
                 grad = parameter.grad
                 # One that has a graph of its own (create_graph) must stay what it is.
                 if grad is not view and grad is not None and not grad.requires_grad:

@@ -5,7 +5,8 @@ As with an optimizer, `follow` turns a scheduler into one that is also of its ow
 put into the scheduler itself, so that its state is that of a plain one.
 """
 
-from typing import Any
+from typing import Any, ClassVar
+from warnings import warn
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -14,11 +15,26 @@ from paceline.errors import SpecError
 __all__ = ["advance", "follow"]
 
 
+SELDOM = 5  # a scheduler that is first called after so many steps is meant for epochs
+
+
 class _Following(LRScheduler):
-    """A scheduler that is stepped by `advance` alone."""
+    """A scheduler that is stepped by `advance` alone. Each has a class and counts of its own."""
+
+    calls: ClassVar[int] = 0  # by the script
+    advances: ClassVar[int] = 0
 
     def step(self, epoch: int | None = None) -> None:
         """Do nothing: each update makes a step."""
+        ours = type(self)
+        ours.calls += 1
+        if ours.calls == 1 and ours.advances >= SELDOM:
+            warn(
+                f"{ours.__name__}.step() was called once in {ours.advances} steps of the "
+                "optimizer, as if for an epoch; a prepared scheduler makes a step with each "
+                "update, whoever calls it: count its periods in updates",
+                stacklevel=2,
+            )
 
 
 class _FollowingServer(_Following):
@@ -38,7 +54,9 @@ def follow(scheduler: LRScheduler, server: bool) -> None:
     scheduler.__class__ = type(kind.__name__, (ours, kind), {"__doc__": kind.__doc__})
 
 
-def advance(scheduler: LRScheduler) -> None:
-    """Make the step that the scheduler itself would make."""
+def advance(scheduler: LRScheduler, steps: int = 1) -> None:
+    """Make steps that the scheduler itself would make."""
     assert isinstance(scheduler, _Following)
-    super(_Following, scheduler).step()
+    type(scheduler).advances += 1
+    for _ in range(steps):
+        super(_Following, scheduler).step()

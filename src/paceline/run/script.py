@@ -7,6 +7,8 @@ the run to its end, and never returns: so optimizers of any class, the script's 
 server without being sent anywhere. Started by hand, a script is an ordinary one-worker run.
 """
 
+import inspect
+import random
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -133,7 +135,9 @@ class Things:
                 )
             elif isinstance(thing, LRScheduler):
                 found.schedulers.append(thing)
-            elif hasattr(thing, "__iter__"):
+            elif _holds_things(thing):
+                raise SpecError("give run.prepare() models and optimizers one by one, not in lists")
+            elif hasattr(thing, "__iter__") and not isinstance(thing, str | bytes):
                 found.loaders.append(thing)
             else:
                 raise SpecError(
@@ -144,6 +148,25 @@ class Things:
             if scheduler.optimizer not in found.optimizers:
                 raise SpecError("prepare a scheduler together with its optimizer")
         return found
+
+
+def _holds_things(thing: Any) -> bool:
+    return isinstance(thing, list | tuple) and any(
+        isinstance(one, nn.Module | Optimizer | LRScheduler) for one in thing
+    )
+
+
+def _check(things: Things) -> None:
+    """Raise SpecError unless these can be trained on a server."""
+    if not things.optimizers:
+        raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
+    for optimizer in things.optimizers:
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise SpecError(
+                f"{type(optimizer).__qualname__} needs a closure, and on the server there is none; "
+                "use an optimizer that steps without"
+            )
 
 
 class Alone(Run):
@@ -176,8 +199,7 @@ class WorkerRun(Run):
         self._worker: Worker | None = None
 
     def _prepare(self, things: Things) -> list[Any]:
-        if not things.optimizers:
-            raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
+        _check(things)
         common = gather(things.models, things.optimizers)
         replica = self._replica = Replica(common, things.models)
         worker = self._worker = Worker(self._who, common, things.schedulers, replica)
@@ -186,11 +208,10 @@ class WorkerRun(Run):
             pace(optimizer, number, worker)
         for scheduler in things.schedulers:
             follow(scheduler, server=True)
-        _refuse_to_load(things.models)
+        _NoLoading({module for model in things.models for module in model.modules()}, worker)
         worker.begin()
         if self.worker:
-            # Scripts seed all processes alike; dropout and the like must still differ.
-            torch.manual_seed(torch.initial_seed() + self.worker)
+            _seed_apart(self.worker)
         return [self._prepared(thing, things, worker) for thing in things.given]
 
     def _prepared(self, thing: Any, things: Things, worker: Worker) -> Any:
@@ -199,7 +220,7 @@ class WorkerRun(Run):
         number = next(i for i, loader in enumerate(things.loaders) if loader is thing)
         welcome = worker.welcome
         own = own_stream(thing, welcome.seed, worker.number, welcome.workers)
-        return Stream(own, number, worker.batches, lambda: worker.is_over, welcome.requeue)
+        return Stream(thing, own, number, worker.batches, lambda: worker.is_over, welcome.requeue)
 
     @property
     def _joined(self) -> Worker:
@@ -238,6 +259,7 @@ class WorkerRun(Run):
         if not self._joined.welcome.averages:
             yield model
             return
+        was_over = self._joined.is_over
         mine = {id(p) for p in model.parameters()}
         saved = []
         for own, means in zip(self._common.parameters, self._joined.averages(), strict=True):
@@ -250,22 +272,39 @@ class WorkerRun(Run):
         finally:
             for parameter, data in saved:
                 parameter.data = data
-            self._replica.load_again()  # the run may have ended meanwhile
+            if self._joined.is_over and not was_over:
+                self._replica.load_again()
 
 
-def _refuse_to_load(models: list[nn.Module]) -> None:
-    """Let nobody load weights into these models, nor into parts of them; copies of them may."""
-    modules = {module for model in models for module in model.modules()}
+def _seed_apart(worker: int) -> None:
+    """Scripts seed all processes alike; dropout and what is drawn by hand must still differ."""
+    torch.manual_seed(torch.initial_seed() + worker)
+    random.seed(f"{random.getrandbits(64)} {worker}")
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"]
+        numpy.random.seed((int(numpy.random.randint(2**31)) + worker) % 2**32)
 
-    def refuse(module: nn.Module, *_: Any) -> None:
-        if module in modules:
+
+class _NoLoading:
+    """Lets nobody load weights into these modules during a run; copies of them may be loaded."""
+
+    def __init__(self, modules: set[nn.Module], worker: Worker) -> None:
+        self._modules = modules
+        self._worker = worker
+        for module in modules:
+            module.register_load_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        if module in self._modules and not self._worker.is_over:
             raise SpecError(
-                "load weights before run.prepare(): after it the parameters are the server's, and "
-                "what is loaded here would be lost"
+                "load weights before run.prepare(): while the run lasts the parameters are the "
+                "server's, and what is loaded here would be lost"
             )
 
-    for module in modules:
-        module.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A module that is saved whole has something in this place that takes anything, does
+        # nothing, and can be loaded where there is no Paceline.
+        return getattr, ("", "format")
 
 
 class ServerRun(Run):
@@ -278,8 +317,7 @@ class ServerRun(Run):
         self._who = who
 
     def _prepare(self, things: Things) -> list[Any]:
-        if not things.optimizers:
-            raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
+        _check(things)
         settings = _with_samples(Settings.read(self._who.run_dir / "spec.json"), things.loaders)
         decider = Decider(parse_policy(settings.policy), settings.spec)
         common = gather(things.models, things.optimizers)

@@ -123,7 +123,7 @@ class Server:
         self._recorder.write([self._end])
         self._recorder.close()
         self._door.shut()
-        return self._goal.failure
+        return self._goal.failure or ("" if self._end.version else "no update was made")
 
     def _is_done(self) -> bool:
         """Whether the run is over and everybody has been told, those too that come late to it."""
@@ -316,6 +316,7 @@ class Server:
         peer.given_to = None
         if action.fate is Fate.NON_FINITE:
             self._goal.refused(len(self._crew.active))
+            self._progress.refused(action.worker)
 
     def _apply(self, action: ApplyUpdate, time: float) -> None:
         del time
@@ -336,7 +337,8 @@ class Server:
         self._made[action.update] = Made(sq_norm, applied.apply_s, scalars)
         if not applied.is_sound:
             self._progress.say(f"update {action.update} was not finite: nothing was stepped")
-        self._progress.updated(action, len(self._crew.active), scalars)
+        repeats = self._decider.policy.repeats
+        self._progress.updated(action, inf if repeats else len(self._crew.active), scalars)
 
     def _send_params(self, action: SendParams, time: float) -> None:
         self._shard.free_slot(action.worker)

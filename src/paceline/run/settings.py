@@ -42,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         parse_policy(self.policy).validate(self.spec)
         if self.slow:
-            parse_latency(self.slow)
+            parse_latency(self.slow).validate(self.spec)
         if self.spec.seed > LARGEST:
             raise SpecError(f"seed must be at most {LARGEST} to travel, got {self.spec.seed}")
         if self.samples is not None and self.samples < 1:

@@ -8,6 +8,7 @@ that during `backward`, during an injected delay, and before it pushes.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -36,6 +37,7 @@ from paceline.run.state import pack, unpack
 __all__ = ["Last", "Worker"]
 
 CONNECT_PATIENCE_S = 600.0  # for a server whose script loads a large data set first
+SILENCE_S = 5.0  # after that we say what we wait for
 GLANCE_S = 1e-3  # how often a backward pass looks whether it is still wanted
 
 
@@ -66,7 +68,7 @@ class Worker:
         self.version = 0
         self.is_over = False
         self.last: Last | None = None
-        self.batches = Batches(len(common.optimizers))
+        self.batches = Batches(len(common.optimizers), replica.models)
         self._optimizers = common.optimizers
         self._schedulers: list[list[LRScheduler]] = [[] for _ in common.optimizers]
         for scheduler in schedulers:
@@ -235,6 +237,7 @@ class Worker:
         if isinstance(message, wire.Over):
             self._is_cancelled = self.is_over = True
             self._load(message)
+            self._replica.part()
             return True
         return False
 
@@ -265,9 +268,9 @@ class Worker:
         options = message.options if isinstance(message, wire.Work) else ()
         moved = bool(options)
         for i, steps in enumerate(message.steps):
-            for scheduler in self._schedulers[i]:
-                for _ in range(steps - self._steps[i]):
-                    advance(scheduler)
+            if steps > self._steps[i]:
+                for scheduler in self._schedulers[i]:
+                    advance(scheduler, steps - self._steps[i])
                     moved = True
             self._steps[i] = steps
         for option in options:
@@ -339,12 +342,16 @@ class Worker:
 
 def _connect(who: Identity) -> Channel[wire.FromServer]:
     """Reach the server, which may still be starting."""
-    token, pause_s, until = who.token(), 0.01, monotonic() + CONNECT_PATIENCE_S
+    token, pause_s, began, is_said = who.token(), 0.01, monotonic(), False
     while True:
         try:
             return connect(who.address, token)
         except PeerLost:
-            if monotonic() > until:
+            waited_s = monotonic() - began
+            if waited_s > CONNECT_PATIENCE_S:
                 raise
+        if waited_s > SILENCE_S and not is_said:
+            print(f"waiting for a server at {who.address}", file=sys.stderr, flush=True)
+            is_said = True
         sleep(pause_s)
         pause_s = min(0.5, pause_s * 1.5)

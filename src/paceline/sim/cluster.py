@@ -43,16 +43,13 @@ class Cluster:
 
     def validate(self, spec: RunSpec) -> None:
         """Raise `SpecError` if it speaks of workers that the run does not have."""
-        named: list[tuple[int, object]] = [
-            (f.worker, f) for f in self.faults if f.worker is not None
-        ]
         if isinstance(self.times, Latency):
-            named += [(worker, self.times) for worker, _ in self.times.factors]
-            named += [(w, self.times) for phase in self.times.phases for w in phase.workers or ()]
-        for worker, where in named:
-            if worker >= spec.workers:
+            self.times.validate(spec)
+        for fault in self.faults:
+            if fault.worker is not None and fault.worker >= spec.workers:
                 raise SpecError(
-                    f"'{where}' speaks of worker {worker}; the workers are 0 to {spec.workers - 1}"
+                    f"'{fault}' speaks of worker {fault.worker}; the workers are 0 to "
+                    f"{spec.workers - 1}"
                 )
 
     @classmethod
