@@ -17,22 +17,35 @@ __all__ = ["InternalError", "PacelineError", "PeerLost", "ProtocolError", "SpecE
 class PacelineError(Exception):
     """The root of all errors that Paceline raises on purpose."""
 
+    exit_code = 1
+    """What a process ends with that this has ended; each kind has its own."""
+
 
 class SpecError(PacelineError, ValueError):
     """The caller described an impossible run."""
+
+    exit_code = 2
 
 
 class TraceError(PacelineError, ValueError):
     """A trace file cannot be read."""
 
+    exit_code = 3
+
 
 class ProtocolError(PacelineError):
     """A peer broke the rules; the state is as it was before."""
+
+    exit_code = 4
 
 
 class PeerLost(PacelineError):
     """A worker, the server or the network between them went away."""
 
+    exit_code = 5
+
 
 class InternalError(PacelineError):
     """Something that can never happen has happened: please report it."""
+
+    exit_code = 70

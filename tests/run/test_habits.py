@@ -288,3 +288,22 @@ while not run.finished:
 def test_a_delay_of_a_worker_that_is_not_there_is_refused():
     with pytest.raises(SpecError, match="speaks of worker 9; the workers are 0 to 1"):
         Settings(spec=RunSpec(workers=2), slow="10ms; worker 9 x2")
+
+
+def test_processes_are_told_apart_by_their_names(launch):
+    source = (
+        TRAINING
+        + """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+keep(run, name=open("/proc/self/comm").read())
+"""
+    )
+    ran = launch(source, workers=2, steps=1)
+    assert {w: kept["name"] for w, kept in ran.kept.items()} == {
+        0: "paceline-w0\n",
+        1: "paceline-w1\n",
+    }

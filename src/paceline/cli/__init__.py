@@ -14,26 +14,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from paceline.errors import (
-    InternalError,
-    PacelineError,
-    PeerLost,
-    ProtocolError,
-    SpecError,
-    TraceError,
-)
+from paceline.errors import PacelineError
 from paceline.release import RELEASE
 
 __all__ = ["EXIT_FAILED", "app", "main"]
 
-EXIT_CODES: dict[type[PacelineError], int] = {
-    SpecError: 2,
-    TraceError: 3,
-    ProtocolError: 4,
-    PeerLost: 5,
-    InternalError: 70,
-}
-EXIT_FAILED = 1
+EXIT_FAILED = PacelineError.exit_code
 
 EPILOG = (
     "Exit codes: 0 done; 1 the run stalled, failed or made no update, a script failed, or the "
@@ -284,8 +270,7 @@ def main() -> None:
             sys.stdout.flush()
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
-        code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-        sys.exit(code)
+        sys.exit(error.exit_code)
     except OSError as error:  # reading and writing files is told by the errors above
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or it would fail again at the very end
         print(f"paceline: cannot write the output: {error.strerror}", file=sys.stderr)

@@ -17,22 +17,21 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass
+from io import TextIOWrapper
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, SpecError
+from paceline.errors import PacelineError
 from paceline.run.environment import Identity, adopt
 
-__all__ = ["EXIT_SPEC", "STOPS", "Task", "main"]
+__all__ = ["STOPS", "Task", "main"]
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a run to stop
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-EXIT_FAILED = 1
-EXIT_SPEC = 2
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Task:
 
 def main(task: Task, out: Connection, err: Connection) -> None:
     """Execute the script as that process; its output goes to these pipes."""
-    _die_with_parent(task.who)
+    _die_with_parent()
+    _take_name(task.who)
     os.setsid()  # so that Ctrl-C reaches the launcher alone, which ends the run in good order
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
@@ -58,8 +58,8 @@ def main(task: Task, out: Connection, err: Connection) -> None:
     os.dup2(err.fileno(), 2)
     out.close()
     err.close()
-    # A process that was just forked has the plain stream of the interpreter.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    assert isinstance(sys.stdout, TextIOWrapper)  # as in every process that was just forked
+    sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable()  # tells the line that wrote to the parameters, which are the server's
     adopt(task.who, task.threads)
     _seed(task)
@@ -70,7 +70,8 @@ def main(task: Task, out: Connection, err: Connection) -> None:
         runpy.run_path(str(task.script), run_name="__main__")
     except Exception as error:
         _show(error, task.script)
-        raise SystemExit(EXIT_SPEC if isinstance(error, SpecError) else EXIT_FAILED) from None
+        code = error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
+        raise SystemExit(code) from None
     finally:
         atexit._run_exitfuncs()  # which multiprocessing does not
         sys.stdout.flush()
@@ -88,12 +89,15 @@ def _show(error: Exception, script: Path) -> None:
     print("".join(shown.format()), end="", file=sys.stderr)
 
 
-def _die_with_parent(who: Identity) -> None:
+def _take_name(who: Identity) -> None:
+    """Be told apart in `ps -e`, which shows fifteen letters."""
+    name = "server" if who.worker is None else f"w{who.worker}"
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"paceline-{name}".encode())
+
+
+def _die_with_parent() -> None:
     """Nobody is left behind: the fork server dies with the launcher, and we with it."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    name = "server" if who.worker is None else f"worker {who.worker}"
-    prctl(_PR_SET_NAME, f"paceline {name}"[:15].encode())  # as `ps -e` shows it
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The fork server lives for as long as anybody holds this, and we were given it too.
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)

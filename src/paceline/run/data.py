@@ -73,6 +73,8 @@ class Batches:
         """A gradient of a parameter of this optimizer was computed."""
         pending = self._pending[optimizer]
         for stream, batch in self._latest.items():
+            if batch in pending:  # as it is for all parameters but the first
+                continue
             if batch.in_training == self.is_training():  # or it was evaluated on, meanwhile
                 pending[batch] = stream
                 batch.is_used = True
@@ -265,9 +267,10 @@ def samples_in_epoch(loader: Any) -> int | None:
     """How many samples one pass over the loader has; None where nothing tells."""
     if isinstance(loader, list | tuple):
         return sum(map(count_samples, loader))
+    data: Any  # that has a length, or raises
     for data in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         with suppress(TypeError):
-            return len(data)  # type: ignore[arg-type] # what has no length raises
+            return len(data)
     return None
 
 

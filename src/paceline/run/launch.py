@@ -23,7 +23,7 @@ from typing import TextIO
 
 from paceline.errors import SpecError
 from paceline.run.channel import new_token
-from paceline.run.child import EXIT_SPEC, STOPS, Task, main
+from paceline.run.child import STOPS, Task, main
 from paceline.run.environment import Identity, large_pages
 from paceline.run.settings import Settings
 
@@ -217,8 +217,8 @@ class Launch:
             return 128 + self._number
         assert self._server is not None
         codes = [child.process.exitcode or 0 for child in self._workers]
-        if self._server.process.exitcode == EXIT_SPEC or EXIT_SPEC in codes:
-            return EXIT_SPEC
+        if SpecError.exit_code in (self._server.process.exitcode, *codes):
+            return SpecError.exit_code
         if self._server.process.exitcode or any(code > 0 for code in codes):
             return 1
         if not (self._run_dir / "trace.jsonl").exists():

@@ -37,10 +37,11 @@ class Paced(Optimizer):
 
     _pacer: Pacer
     _number: int
+    _has_own_zero_grad: bool
     _step_supports_amp_scaling = False  # so that a GradScaler divides the gradients itself
     _opt_called = True  # schedulers look whether this or `step` was called; they are stepped for us
 
-    # What a closure returns is what `step` would return, and there is none.
+    # What a closure returns is what `step` would return, and there is none, so:
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Push the gradient, wait as the policy says, load the new parameters."""
         if closure is not None:
@@ -55,7 +56,7 @@ class Paced(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ever; and what was computed and never pushed does not count."""
         self._pacer.discard(self._number)
-        if not set_to_none or super().zero_grad.__func__ is not Optimizer.zero_grad:  # type: ignore[attr-defined]
+        if not set_to_none or self._has_own_zero_grad:
             super().zero_grad(set_to_none)
             return
         # What Optimizer does, without its profiling: that takes longer than all the rest.
@@ -93,4 +94,6 @@ def pace(optimizer: Optimizer, number: int, pacer: Pacer) -> None:
     for name in ("step", "_step_supports_amp_scaling"):
         optimizer.__dict__.pop(name, None)
     optimizer.__class__ = type(kind.__name__, (Paced, kind), {"__doc__": kind.__doc__})
-    optimizer.__dict__.update(_pacer=pacer, _number=number)
+    optimizer.__dict__.update(
+        _pacer=pacer, _number=number, _has_own_zero_grad=kind.zero_grad is not Optimizer.zero_grad
+    )

@@ -157,7 +157,7 @@ class Replica:
                     parameter.grad = view
             then(optimizer)
 
-        # torch gives no types for this.
+        # torch has no types for this, so:
         parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
 
     def collect(self, optimizer: int) -> tuple[tuple[int, ...], float]:

@@ -292,6 +292,7 @@ class _NoLoading:
         self._modules = modules
         self._worker = worker
         for module in modules:
+            # torch has no types for this, so:
             module.register_load_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, module: nn.Module, *_: Any) -> None:

@@ -190,6 +190,7 @@ class Worker:
         else:
             self._may_cut = True
             try:
+                # torch has no types for this, so:
                 loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
             except _Cut:
                 self._was_cut = True
