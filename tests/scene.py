@@ -79,10 +79,18 @@ class Scene:
             assert isinstance(worker.get_work(), wire.Over)
 
 
-def serve(intrude: Callable[[Scene], object], folder: Path) -> Served:
-    """Serve a run while `intrude` happens to it; its trace is sound."""
+USUAL = Settings(spec=RunSpec(workers=2, steps=STEPS))
+
+
+def serve(
+    intrude: Callable[[Scene], object],
+    folder: Path,
+    settings: Settings = USUAL,
+    *,
+    alone: bool = False,
+) -> Served:
+    """Serve a run while `intrude` happens to it, or is `alone` what happens; its trace is sound."""
     scene = Scene()
-    settings = Settings(spec=RunSpec(workers=2, steps=STEPS))
     decider = Decider(parse_policy(settings.policy), settings.spec)
     shard = Shard(scene.common, [], settings, decider.policy.versions_kept)
     door = Door(listen(scene.address), TOKEN)
@@ -92,7 +100,10 @@ def serve(intrude: Callable[[Scene], object], folder: Path) -> Served:
 
     def act() -> None:
         try:
-            scene.play(intrude)
+            if alone:
+                intrude(scene)
+            else:
+                scene.play(intrude)
         except BaseException as error:  # told in the test's own thread
             errors.append(error)
         finally:

@@ -4,6 +4,10 @@
 Worker 1 is held in the middle of its backward pass until worker 0 has made the update without it.
 """
 
+from paceline.run import wire
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+from scene import serve
 from trouble import HELPERS, counts, gradients_of, troubled
 
 STEPS = 8
@@ -140,31 +144,24 @@ keep(run, fates=fates)
     assert ran.kept[1]["fates"][0] == "cancelled"
 
 
-def test_work_that_a_stop_has_cancelled_is_not_handed_out(launch):
-    """Under `delayed` the last samples may be in while further work is in the making."""
-    source = (
-        HELPERS
-        + """
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-run = paceline.join()
-model, optimizer = run.prepare(model, optimizer)
-link = optimizer._pacer
-heard = link._is_news
-cancelled, for_nothing = set(), []
-def listen(message):
-    if type(message).__name__ == "Cancel":
-        cancelled.add(message.turn)
-    return heard(message)
-link._is_news = listen
-while not run.finished:
-    for_nothing.append(link._work.turn in cancelled)
-    optimizer.zero_grad()
-    model(torch.ones(1, 4)).square().mean().backward()
-    optimizer.step()
-keep(run, for_nothing=for_nothing)
-"""
-    )
-    ran = launch(source, workers=2, steps=None, samples=9, policy="delayed:2")
-    assert ran.code == 0, ran.err
-    assert not any(nothing for kept in ran.kept.values() for nothing in kept["for_nothing"])
+def test_work_that_a_stop_has_cancelled_is_not_handed_out(tmp_path):
+    """One worker is two updates ahead when the other brings the last samples that are wanted."""
+
+    def play(scene):
+        ahead, behind = (scene.come().join(worker, scene.contents) for worker in range(2))
+
+        def give(worker, work):
+            worker.say(worker.gradient(work, *worker.at.parameters[0]))
+
+        first = behind.get_work()
+        for _ in range(3):  # its last one waits until update 1 is made
+            give(ahead, ahead.get_work())
+        give(behind, first)
+        for _ in range(2):  # for the updates that are in the making
+            give(behind, behind.get_work())
+        assert isinstance(behind.get_work(), wire.Over)
+        assert isinstance(ahead.hear(), wire.Over)  # neither work nor its cancellation
+
+    settings = Settings(spec=RunSpec(workers=2), samples=2, policy="delayed:2")
+    served = serve(play, tmp_path, settings, alone=True)
+    assert len(list(served.trace.updates())) == 3
