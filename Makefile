@@ -35,7 +35,7 @@ check: $(READY)  ## lint, format, types
 	$(BIN)/mypy
 
 test: check      ## check, then every test
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
 fuzz: $(READY)   ## a minute of a fuzzer's bytes at everything that reads what a peer sends
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

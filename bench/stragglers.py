@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.cli.show import print_table
 from paceline.run.launch import Launch
+from paceline.run.nursery import Nursery
 from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
@@ -34,12 +35,12 @@ CASES: list[tuple[str, Late, int]] = [
 ]
 
 
-def measured(policy: str, spec: RunSpec) -> Trace:
+def measured(policy: str, spec: RunSpec, nursery: Nursery) -> Trace:
     """The trace of a real run."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(spec=spec, policy=policy, slow=LATENCY)
         arguments = ("tiny", str(Path(folder, "times")))
-        launch = Launch(settings, HERE / "paced.py", arguments, Path(folder))
+        launch = Launch(settings, HERE / "paced.py", arguments, Path(folder), nursery)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run()
         assert code == 0
@@ -53,16 +54,22 @@ def step_ms(trace: Trace) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Read the options, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1, help="how many schedules to draw")
     options = parser.parse_args()
+    with Nursery() as nursery:
+        measure(options.seeds, nursery)
+
+
+def measure(seeds: int, nursery: Nursery) -> None:
+    """Measure and print."""
     rows = []
     for policy, late, steps in CASES:
-        for seed in range(options.seeds):
+        for seed in range(seeds):
             spec = RunSpec(workers=WORKERS, steps=steps, late=late, seed=seed)
             limit = step_ms(simulate(policy, Cluster.parse(LATENCY), spec))
-            real = step_ms(measured(policy, spec))
+            real = step_ms(measured(policy, spec, nursery))
             row = [f"{limit:.1f} ms", f"{real:.1f} ms", f"{100 * (real / limit - 1):+.1f} %"]
             rows.append([policy, late, f"{seed}", *row])
             print(*rows[-1], sep="  ", flush=True)

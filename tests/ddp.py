@@ -13,7 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.run.launch import PRELOAD
+from paceline.run.nursery import PRELOAD
 from plain import execute
 
 Weights = list[torch.Tensor]
@@ -24,7 +24,7 @@ JOIN_S = 60.0  # for what takes a second
 def train_with_ddp(sources: Sequence[str], workers: int, steps: int, folder: Path) -> list[Weights]:
     """Train each source's model, one after the other, in one job; return their weights."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)  # the same fork server as that of the runs
+    context.set_forkserver_preload(PRELOAD)  # so that torch is loaded once
     processes = [
         context.Process(target=_take_part, args=(rank, workers, list(sources), steps, folder))
         for rank in range(workers)

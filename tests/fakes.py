@@ -110,12 +110,15 @@ class Cluster:
 
     def __init__(self, decider: Decider) -> None:
         self.decider = decider
+        self.origin = decider.ledger.version
+        """The version that it begins with."""
         self.now = 0.0
         self.log: list[tuple[Event, list[Action]]] = []
         self.asked: dict[int, SendParams | None] = {}
         """By worker that is here; None: it waits for parameters."""
-        self.turns: dict[int, list[int]] = {}
-        """By worker that ever came: the version of each of its turns, those before a death too."""
+        self.turns = {worker: [0] * had for worker, had in decider.ledger.turns.items()}
+        """By worker that ever came: the version of each of its turns, those before a death too; of
+        turns before the origin nobody knows it."""
         self.cancelled: set[int] = set()
         self.timers: dict[int, float] = {}
         """When each timer that has not fired yet is to fire, by its number."""
@@ -145,7 +148,7 @@ class Cluster:
     @property
     def version(self) -> int:
         """How many updates were made."""
-        return len(self.updates)
+        return self.origin + len(self.updates)
 
     @property
     def working(self) -> list[int]:
@@ -236,6 +239,7 @@ class Cluster:
         """A twin that goes its own way from here."""
         twin = Cluster(Decider(self.decider.policy, self.decider.ledger.spec))
         twin.decider.ledger = copy_of(self.decider.ledger)
+        twin.origin = self.origin
         twin.now, twin.paused, twin.finish = self.now, self.paused, self.finish
         twin.log, twin.updates = list(self.log), list(self.updates)
         twin.asked, twin.turns = dict(self.asked), {w: list(t) for w, t in self.turns.items()}
@@ -314,7 +318,7 @@ class Cluster:
                 assert not self.paused
                 assert self.asked.pop(worker) is None, "only who waits is asked"
                 assert turn == len(self.turns[worker]) + 1, "no turn of a worker is given twice"
-                assert 0 <= version <= self.version
+                assert self.origin <= version <= self.version
                 self.asked[worker] = action  # put back last: `working` goes by this order
                 self.turns[worker].append(version)
             case Cancel(worker, turn):

@@ -40,6 +40,9 @@ EXAMPLES = [
     wire.StateWanted("optimizer", 0),
     wire.StateGiven(0, b"\x80"),
     wire.State(1),
+    wire.Missing(3, "it fails"),
+    wire.PlaceWanted(),
+    wire.Place(b"somewhere"),
 ]
 """One of each kind."""
 
@@ -61,7 +64,9 @@ _STRATEGIES: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
     ),
     inspect.FloatType: lambda i: st.floats(i.ge, i.le, allow_nan=False),
     inspect.StrType: lambda i: st.text(max_size=20),
-    inspect.BytesType: lambda i: st.binary(min_size=i.min_length or 0, max_size=i.max_length or 20),
+    inspect.BytesType: lambda i: st.binary(
+        min_size=i.min_length or 0, max_size=min(i.max_length or 20, 40)
+    ),
     inspect.VarTupleType: lambda i: st.lists(_values(i.item_type), max_size=3).map(tuple),
     inspect.DictType: lambda i: st.dictionaries(
         _values(i.key_type), _values(i.value_type), max_size=3

@@ -21,18 +21,20 @@ from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
 from paceline.run import wire
 from paceline.run.channel import listen, new_token
+from paceline.run.checkpoint import Archive
 from paceline.run.door import Door
+from paceline.run.keeper import Keeper
 from paceline.run.layout import gather
 from paceline.run.recorder import Recorder
 from paceline.run.server import Server
-from paceline.run.settings import Settings
+from paceline.run.settings import Settings, parse_every
 from paceline.run.shard import Shard
 from paceline.spec import RunSpec
 from paceline.watch.audit import audit
 from paceline.watch.trace import Header, Trace, read_trace
 from strangers import Raw
 
-__all__ = ["STEPS", "TOKEN", "Scene", "Served", "kept_open", "nobody", "serve"]
+__all__ = ["STEPS", "TOKEN", "Scene", "Served", "keeper_of", "kept_open", "nobody", "serve"]
 
 TOKEN = new_token()
 STEPS = 3
@@ -79,7 +81,7 @@ class Scene:
             assert isinstance(worker.get_work(), wire.Over)
 
 
-USUAL = Settings(spec=RunSpec(workers=2, steps=STEPS))
+USUAL = Settings(spec=RunSpec(workers=2, steps=STEPS), checkpoint_every="0")
 
 
 def serve(
@@ -96,6 +98,7 @@ def serve(
     door = Door(listen(scene.address), TOKEN)
     path = folder / "trace.jsonl"
     recorder = Recorder(path, Header.of("run", decider.policy, settings.spec, {}))
+    keeper = keeper_of(settings, folder)
     errors: list[BaseException] = []
 
     def act() -> None:
@@ -114,7 +117,7 @@ def serve(
     thread = Thread(target=act)
     thread.start()
     try:
-        failure = Server(settings, decider, shard, door, recorder).serve()
+        failure = Server(settings, decider, shard, door, recorder, keeper).serve()
     finally:
         thread.join()
     if errors:
@@ -124,6 +127,12 @@ def serve(
     weights = torch.cat([p.detach().flatten() for p in scene.model.parameters()])
     momentum = [s["momentum_buffer"].flatten() for s in scene.optimizer.state.values()]
     return Served(failure, weights, torch.cat(momentum), trace)
+
+
+def keeper_of(settings: Settings, folder: Path) -> Keeper:
+    """Who saves a run with these settings in this folder."""
+    every = parse_every(settings.checkpoint_every)
+    return Keeper(Archive(folder / "checkpoints", print), every, lambda: None, print)
 
 
 def nobody(scene: Scene) -> None:

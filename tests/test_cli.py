@@ -47,6 +47,8 @@ SUMMARY_KEYS = {
     "by_worker",
     "pauses",
     "ended",
+    "lost_updates",
+    "restorations",
 }
 
 
@@ -137,7 +139,7 @@ KINDS = PacelineError.__subclasses__()
 @pytest.mark.parametrize("verb", ["", *OPTIONS])
 def test_help_has_the_exit_codes(verb: str, call: Call) -> None:
     _, _, codes = call(*verb.split(), "--help").words.partition("Exit codes: ")
-    assert re.findall(r"\b\d+\b", codes) == ["0", "1", "2", "3", "4", "5", "70", "130"]
+    assert re.findall(r"\b\d+\b", codes) == ["0", "1", "2", "3", "4", "5", "6", "70", "130"]
     assert {str(kind.exit_code) for kind in KINDS} <= set(re.findall(r"\d+", codes))
 
 

@@ -4,6 +4,7 @@
 PacelineError
 ├── SpecError       the caller described an impossible run
 ├── TraceError      a trace file cannot be read: which line, and why
+├── CheckpointError a checkpoint cannot be read: which file, and why
 ├── ProtocolError   a peer broke the rules: which worker, which event
 ├── PeerLost        a worker or the network went away: expected, and handled
 └── InternalError   our own bug: please report it, with the story that it tells
@@ -11,7 +12,15 @@ PacelineError
 A message is one sentence: what was expected, what was got, and what to do.
 """
 
-__all__ = ["InternalError", "PacelineError", "PeerLost", "ProtocolError", "SpecError", "TraceError"]
+__all__ = [
+    "CheckpointError",
+    "InternalError",
+    "PacelineError",
+    "PeerLost",
+    "ProtocolError",
+    "SpecError",
+    "TraceError",
+]
 
 
 class PacelineError(Exception):
@@ -43,6 +52,12 @@ class PeerLost(PacelineError):
     """A worker, the server or the network between them went away."""
 
     exit_code = 5
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint cannot be read."""
+
+    exit_code = 6
 
 
 class InternalError(PacelineError):

@@ -21,11 +21,13 @@ from paceline.core.events import (
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
+    WorkerMissing,
 )
 
 ONE_OF_EACH = [
     WorkerJoined(1.0, worker=0),
     WorkerLeft(1.0, worker=0, reason="killed"),
+    WorkerMissing(1.0, worker=0, reason="it fails"),
     GradientArrived(1.0, worker=0, turn=1, version=0),
     WorkAbandoned(1.0, worker=0, turn=1),
     TimerFired(1.0, timer=1),

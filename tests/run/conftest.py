@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Real runs of real scripts on real processes, in a fraction of a second each.
 
-The fork server with torch in it is started once and serves all tests.
+The process with torch in it that all others are forked from is started once, and serves all tests.
 """
 
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.cli import main
 from paceline.run.launch import Launch
+from paceline.run.nursery import Nursery
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 from paceline.watch.audit import audit
@@ -46,6 +51,7 @@ class Ran:
     err: str
     trace: Trace
     kept: dict[int, dict[str, Any]]  # what each worker gave to `keep`
+    folder: Path
 
 
 @pytest.fixture
@@ -60,14 +66,34 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """What all processes of all tests are forked from."""
+    with Nursery() as one:
+        yield one
+
+
 @pytest.fixture
 def launch(
-    tmp_path: Path, script: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    script: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    nursery: Nursery,
 ) -> Callable[..., Ran]:
-    """Run the source of a script with these settings, and check its trace."""
+    """Run the source of a script with these settings, and check its trace.
+
+    Nobody is started again unless `restart` says so.
+    """
     count = 0
 
-    def run(source: str, *, workers: int = 2, steps: int | None = 10, **options: Any) -> Ran:
+    def run(
+        source: str,
+        *,
+        workers: int = 2,
+        steps: int | None = 10,
+        restart: bool = False,
+        **options: Any,
+    ) -> Ran:
         nonlocal count
         count += 1
         run_dir = tmp_path / f"run-{count}"
@@ -76,7 +102,7 @@ def launch(
         settings = Settings(spec=RunSpec(workers=workers, steps=steps, **spec), **options)
         path = script(source)
         capsys.readouterr()
-        code = Launch(settings, path, (str(run_dir),), run_dir).run()
+        code = Launch(settings, path, (str(run_dir),), run_dir, nursery, restart).run()
         printed = capsys.readouterr()
         trace_file = run_dir / "trace.jsonl"
         assert trace_file.exists(), printed.out + printed.err
@@ -86,9 +112,34 @@ def launch(
             int(file.stem.removeprefix("worker-")): torch.load(file)
             for file in run_dir.glob("worker-*.pt")
         }
-        return Ran(code, printed.out, printed.err, trace, kept)
+        return Ran(code, printed.out, printed.err, trace, kept, run_dir)
 
     return run
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    nursery: Nursery,
+) -> Callable[..., tuple[Any, str, str]]:
+    """Call the command line with these words in this process; return exit code, out, err."""
+    monkeypatch.chdir(tmp_path)
+    verb = import_module("paceline.cli.run")
+    monkeypatch.setattr(
+        verb, "Nursery", lambda _: nullcontext(nursery)
+    )  # there is one for all tests
+
+    def call_it(*words: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    return call_it
 
 
 @pytest.fixture(scope="session")

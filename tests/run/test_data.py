@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from messages import unhurried
 from paceline.core.events import Fate
-from paceline.run.data import Batch, Batches, Stream, count_samples, own_stream
+from paceline.run.data import Batch, Batches, Stream, count_samples
+from paceline.run.order import own_stream
 
 DROPPED = [Fate.LATE, Fate.STALE, Fate.CANCELLED, Fate.DUPLICATE]
 
@@ -54,7 +55,7 @@ Pair = namedtuple("Pair", "x y")
         (7, 1),
         (object(), 1),
     ],
-    ids=str,
+    ids=lambda value: "" if type(value) is object else str(value),
 )
 def test_the_samples_of_a_batch_are_the_first_length_in_it(batch, samples):
     assert count_samples(batch) == samples

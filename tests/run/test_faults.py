@@ -131,14 +131,14 @@ def trouble(run):
 
 
 @pytest.fixture
-def launch_in_vain(script, tmp_path, capsys):
+def launch_in_vain(script, tmp_path, capsys, nursery):
     """Run a script whose server comes to a bad end, so that there is no whole trace."""
 
     def run(source):
         run_dir = tmp_path / "run"
         run_dir.mkdir()
         settings = Settings(spec=RunSpec(workers=2, steps=STEPS))
-        code = Launch(settings, script(source), (str(run_dir),), run_dir).run()
+        code = Launch(settings, script(source), (str(run_dir),), run_dir, nursery, False).run()
         return code, capsys.readouterr().err
 
     return run
@@ -167,8 +167,8 @@ def trouble(run):
 """
     code, err = launch_in_vain(troubled(trouble))
     assert code == 1
-    assert "server    | ValueError: out of luck" in err
-    assert "server failed with exit code 1" in err
+    assert err.count("  | ValueError: out of luck") == 1
+    assert "paceline  | server failed " in err
 
 
 def test_a_script_that_raises_in_every_worker_fails(launch):
@@ -203,7 +203,8 @@ if ROLE == "worker":
 """
     ran = launch(troubled(trouble), workers=2, steps=STEPS)
     assert ran.code == 1
-    assert "worker 1  | ValueError: out of luck" in ran.err
+    assert ran.err.count("  | ValueError: out of luck") == 1
+    assert "all workers have failed in the same way, so the run ends" in ran.err
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_its_update_is_made_of_the_others(launch):

@@ -33,7 +33,7 @@ from paceline.run.state import unpack
 from paceline.spec import RunSpec
 from paceline.watch.audit import audit
 from paceline.watch.trace import Header, read_trace
-from scene import TOKEN
+from scene import TOKEN, keeper_of
 from strangers import Raw, prove
 
 DECODERS = [wire.decode_stranger, wire.decode_worker, wire.decode_server]
@@ -210,7 +210,7 @@ class Table:
         model = nn.Linear(2, 1)
         common = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
         self.contents = common.contents
-        spec = Settings(spec=RunSpec(workers=3, steps=4), policy=policy)
+        spec = Settings(spec=RunSpec(workers=3, steps=4), policy=policy, checkpoint_every="2")
         self.decider = Decider(parse_policy(policy), spec.spec)
         self.shard = Shard(common, [], spec, self.decider.policy.versions_kept)
         self.model = model
@@ -218,7 +218,8 @@ class Table:
         self.door = Door(listen(self.address), TOKEN)
         self.seated = []
         self.recorder = Recorder(path, Header.of("run", self.decider.policy, spec.spec, {}))
-        self.server = Server(spec, self.decider, self.shard, self.door, self.recorder)
+        self.keeper = keeper_of(spec, path.parent)
+        self.server = Server(spec, self.decider, self.shard, self.door, self.recorder, self.keeper)
 
     def hear(self):
         """Hear all that was said, as the server does in its loop."""
@@ -241,6 +242,7 @@ class Table:
         for raw in self.seated:
             raw.close()
         self.hear()
+        self.keeper.finish()
         self.recorder.close()
         self.door.shut()
         for fd in (self.shard.constants_fd, *(place.fd for place in self.shard._places)):

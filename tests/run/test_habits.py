@@ -247,11 +247,12 @@ while not run.finished:
     ],
     ids=["never", "syntax", "no update", "lists", "text", "closure"],
 )
-def test_a_script_that_trains_nothing_is_a_failure(script, tmp_path, capsys, source, code, what):
+def test_a_script_that_trains_nothing_is_a_failure(script, capsys, nursery, source, code, what):
     settings = Settings(spec=RunSpec(workers=2, steps=3))
-    run_dir = tmp_path / "run"
+    path = script(source)
+    run_dir = path.parent / "run"
     run_dir.mkdir()
-    assert Launch(settings, script(source), (str(run_dir),), run_dir).run() == code
+    assert Launch(settings, path, (str(run_dir),), run_dir, nursery).run() == code
     err = capsys.readouterr().err
     assert what in err
     assert "runpy" not in err

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main
 from paceline.watch.audit import audit
 from paceline.watch.trace import Ended, read_trace
 from trouble import LOOP, TRAINING, counts, troubled
@@ -23,19 +22,9 @@ PATIENCE_S = 60  # for what takes a second or less
 QUIET = "def trouble(run): pass\n"
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Call the command line with these words in this process; return exit code, out, err."""
-    monkeypatch.chdir(tmp_path)
-
-    def call_it(*words):
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return call_it
+def where(folder):
+    """What is said of a run that has come to its end."""
+    return [f"The trace is {folder}/trace.jsonl", f"The weights are {folder}/weights.pt"]
 
 
 # ------------------------------------------------------------------------------- what comes out
@@ -82,7 +71,7 @@ def test_arguments_after_the_script_reach_it_whatever_they_look_like(call, scrip
     assert code == 0
     assert out.splitlines().count(f"worker 0  | {list(words)}") == 1
     assert out.splitlines().count(f"worker 1  | {list(words)}") == 1
-    assert err.splitlines() == ["The trace is runs/script-1/trace.jsonl"]
+    assert err.splitlines() == where("runs/script-1")
 
 
 def test_each_run_gets_a_folder_of_its_own(call, script):
@@ -182,6 +171,21 @@ def trouble(run):
     assert {kept["version"] for kept in ran.kept.values()} == {end.version}
 
 
+def test_a_run_that_was_started_with_nohup_outlives_its_terminal(launch):
+    source = f"""
+def trouble(run):
+    if run.worker == 1 and run.version == 5:
+        os.kill({os.getpid()}, signal.SIGHUP)
+"""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        ran = launch(troubled(source), steps=10)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+
+
 def test_a_second_interrupt_ends_it_at_once_whatever_the_workers_do(call, script):
     source = f"""
 def trouble(run):
@@ -239,7 +243,7 @@ class Started:
     """A launcher in a session of its own, as in a terminal, and all processes under it."""
 
     def __init__(self, path, folder, steps):
-        folder.mkdir()
+        (folder / "tmp").mkdir(parents=True)
         self.folder = folder
         words = ("run", "-w", "2", "--steps", str(steps), "--run-dir", folder / "run")
         with (folder / "err").open("wb") as err:
@@ -249,6 +253,7 @@ class Started:
                 stderr=err,
                 text=True,
                 start_new_session=True,
+                env={**os.environ, "TMPDIR": str(folder / "tmp")},
             )
 
     def __enter__(self):
@@ -262,9 +267,9 @@ class Started:
         """Afterwards it waits for the word to go on."""
         line = next((line for line in self.process.stdout if "family" in line), None)
         assert line is not None, (self.folder / "err").read_text()
-        # Server, two workers, the process that they are forked from, and its resource tracker.
+        # Server, two workers, and the process that they are forked from.
         pids = list(map(int, line.partition("family")[2].split()))
-        assert len(pids) == 5
+        assert len(pids) == 4
         self._family = [os.pidfd_open(pid) for pid in pids]
 
     def assert_all_are_gone(self):
@@ -298,7 +303,8 @@ def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, 
         assert code == 128 + number
         assert err.splitlines() == [
             "paceline  | stopping; once more to stop at once",
-            f"The trace is {one.folder}/run/trace.jsonl",
+            *where(one.folder / "run"),
+            f"To go on: paceline run --resume {one.folder}/run",
         ]
         one.assert_all_are_gone()
         assert isinstance(one.trace().records[-1], Ended)
@@ -319,23 +325,25 @@ def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tm
         assert code == 130
         assert err.splitlines() == [
             "paceline  | stopping; once more to stop at once",
-            f"The trace is {one.folder}/run/trace.jsonl",
+            *where(one.folder / "run"),
+            f"To go on: paceline run --resume {one.folder}/run",
         ]
         one.assert_all_are_gone()
         assert isinstance(one.trace().records[-1], Ended)
         (two.folder / "go-on.word").touch()
         code, err = two.wait()
         assert code == 0
-        assert err == f"The trace is {two.folder}/run/trace.jsonl\n"
+        assert err.splitlines() == where(two.folder / "run")
         two.assert_all_are_gone()
         assert counts(two.trace()) == [2] * 9
 
 
-def test_a_launcher_that_is_killed_leaves_no_process_behind(script, tmp_path):
+def test_a_launcher_that_is_killed_leaves_no_process_behind_and_no_file(script, tmp_path):
     with Started(script(troubled(ENDLESS)), tmp_path / "one", 10**6) as one:
         one.wait_until_it_trains()
         one.process.kill()
         one.assert_all_are_gone()
+        assert list((one.folder / "tmp").iterdir()) == []
 
 
 def test_a_bar_of_progress_is_shown_and_a_letter_that_cannot_be_is_not_the_end(call, tmp_path):

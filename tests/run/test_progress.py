@@ -4,6 +4,7 @@
 from paceline.core.events import ApplyUpdate, Contribution
 from paceline.run import progress
 from paceline.run.progress import Progress
+from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 
 
@@ -21,7 +22,7 @@ def update(number):
 
 def test_a_pause_counts_for_the_whole_and_not_for_the_rate(monkeypatch, capsys):
     clock = Clock(monkeypatch)
-    said = Progress(RunSpec(workers=1, steps=50))
+    said = Progress(Settings(spec=RunSpec(workers=1, steps=50)))
     clock.now += 3.0  # until the workers are there
     said.begin()
     for number in range(1, 11):
@@ -35,7 +36,7 @@ def test_a_pause_counts_for_the_whole_and_not_for_the_rate(monkeypatch, capsys):
     said.end(20, 20)
     assert capsys.readouterr().out.splitlines() == [
         "training",
-        "going on",
+        "going on at version 10",
         "update 20 of 50, 2 a second, 1 worker, loss 0.5",
         "20 of 50 updates of 20 samples in 65.0 s",
     ]
@@ -43,9 +44,30 @@ def test_a_pause_counts_for_the_whole_and_not_for_the_rate(monkeypatch, capsys):
 
 def test_a_run_that_made_all_its_updates_says_how_many(monkeypatch, capsys):
     Clock(monkeypatch)
-    Progress(RunSpec(workers=1, steps=3)).end(3, 12)
-    Progress(RunSpec(workers=1)).end(4, 12)
+    Progress(Settings(spec=RunSpec(workers=1, steps=3))).end(3, 12)
+    Progress(Settings(spec=RunSpec(workers=1))).end(4, 12)
     assert capsys.readouterr().out.splitlines() == [
         "3 updates of 12 samples in 0.0 s",
         "4 updates of 12 samples in 0.0 s",
     ]
+
+
+def test_with_a_live_panel_the_server_does_not_say_how_it_gets_on(monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    said = Progress(Settings(spec=RunSpec(workers=2, steps=50), progress=False))
+    clock.now += 10.0
+    said.tick(1, begun=False)
+    said.begin()
+    clock.now += 10.0
+    said.tick(2, begun=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "waiting for workers: 1 of 2 are here",
+        "training",
+    ]
+
+
+def test_a_run_that_was_restored_goes_on_where_it_was(capsys):
+    said = Progress(Settings(spec=RunSpec(workers=1)))
+    said.restored(40)
+    said.begin()
+    assert capsys.readouterr().out == "going on at version 40\n"

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The trace of a run as it is written, and what scripts log into it."""
 
+import os
 import resource
 from math import inf, isnan, nan
+from time import time
 
 import pytest
 
-from paceline.core.events import ApplyUpdate, Contribution, TimerFired
+from paceline.core.events import ApplyUpdate, Contribution, Fate, TimerFired
 from paceline.core.policies import parse_policy
-from paceline.errors import SpecError
+from paceline.errors import SpecError, TraceError
 from paceline.run.recorder import Recorder
 from paceline.run.scalars import Scalars
 from paceline.spec import RunSpec
-from paceline.watch.trace import Ended, Header, Joined, Made, Paused, read_trace, record_event
+from paceline.watch.scribe import Made, record_event
+from paceline.watch.trace import (
+    Ended,
+    Gradient,
+    Header,
+    Joined,
+    Paused,
+    Restored,
+    read_trace,
+)
 
 HEADER = Header.of("run", parse_policy("sync"), RunSpec(workers=2), {"torch": "2"})
 
@@ -93,6 +104,99 @@ def test_records_are_made_when_there_is_time_for_them(tmp_path):
     assert made == [1]
     recorder.close()
     assert read_trace(tmp_path / "trace.jsonl").records == [Joined(0.0, 0)]
+
+
+# ---------------------------------------------------------------------------------- going on
+
+
+def gradient(t, worker, turn):
+    return Gradient(t, worker, turn, 0, Fate.ACCEPTED, 0, 0.0, 0.0)
+
+
+LINES = [
+    Joined(0.5, 0),
+    gradient(1.0, 0, 1),
+    gradient(2.5, 3, 7),
+    gradient(2.0, 0, 2),  # time is the latest, wherever it stands
+    Restored(2.5, 1, HEADER, 4.0, {0: 2, 3: 7}),
+    gradient(2.75, 0, 3),
+]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """A trace that a server has left behind."""
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path, HEADER)
+    recorder.write(LINES)
+    recorder.close()
+    return path
+
+
+def test_a_trace_goes_on_after_its_last_line(trace):
+    before = trace.read_bytes()
+    recorder = Recorder(trace, HEADER, begins_anew=False)
+    assert (recorder.time, recorder.turns) == (2.75, {0: 3, 3: 7})
+    assert trace.read_bytes() == before
+    recorder.write([Ended(9.0, 0)])
+    recorder.close()
+    found = read_trace(trace)
+    assert (found.header, found.records) == (HEADER, [*LINES, Ended(9.0, 0)])
+
+
+def test_a_line_that_its_server_was_killed_over_is_cut(trace):
+    """Wherever it breaks off; what was whole before stays."""
+    before = trace.read_bytes()
+    torn = b'{"type":"gradient","t":99.0,"worker":0,"turn":50,"version":0}'
+    for cut in (1, 10, len(torn)):
+        trace.write_bytes(before + torn[:cut])
+        recorder = Recorder(trace, HEADER, begins_anew=False)
+        assert (recorder.time, recorder.turns) == (2.75, {0: 3, 3: 7})
+        recorder.write([Ended(3.0, 0)])
+        recorder.close()
+        assert read_trace(trace).records == [*LINES, Ended(3.0, 0)]
+
+
+@pytest.mark.parametrize("left", [b"", b'{"type":"head', b"\0" * 100])
+def test_a_trace_whose_header_was_never_whole_begins_anew(tmp_path, left):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(left)
+    recorder = Recorder(path, HEADER, begins_anew=False)
+    assert (recorder.time, recorder.turns) == (0.0, {})
+    recorder.write([Joined(1.0, 0)])
+    recorder.close()
+    found = read_trace(path)
+    assert (found.header, found.records) == (HEADER, [Joined(1.0, 0)])
+
+
+def test_how_long_nobody_wrote_is_never_less_than_nothing(trace):
+    """As it would be where the clock of the machine was set back."""
+    for written_at, at_least, at_most in ((time() - 100, 100.0, 200.0), (time() + 100, 0.0, 0.0)):
+        os.utime(trace, (written_at, written_at))
+        recorder = Recorder(trace, HEADER, begins_anew=False)
+        assert at_least <= recorder.down_s <= at_most
+        recorder.close()
+    fresh = Recorder(trace, HEADER)
+    assert fresh.down_s == 0.0
+    fresh.close()
+
+
+@pytest.mark.parametrize(
+    "junk", [b"junk\n", b"\n", b"[1]\n", b"\xff\xfe\n", b'{"t":"noon"}\n', b"[" * 9999 + b"\n"]
+)
+def test_a_line_of_junk_is_told_by_its_number_and_the_file_is_left_as_it_is(trace, junk):
+    lines = trace.read_bytes().splitlines(keepends=True)
+    lines.insert(3, junk)
+    broken = b"".join(lines)
+    trace.write_bytes(broken)
+    with pytest.raises(TraceError, match=f"{trace}:4: .*; move the file away to go on"):
+        Recorder(trace, HEADER, begins_anew=False)
+    assert trace.read_bytes() == broken
+
+
+def test_a_trace_that_is_not_there_cannot_be_gone_on_with(tmp_path):
+    with pytest.raises(SpecError, match="No such file"):
+        Recorder(tmp_path / "trace.jsonl", HEADER, begins_anew=False)
 
 
 # -------------------------------------------------------------------------------------- scalars

@@ -172,7 +172,9 @@ class Measured(Scene):
 
 @pytest.mark.parametrize("stage", [True, False])
 @pytest.mark.parametrize(
-    "change", [lambda _: None, grow, grow_unseen, put_another, take_it_away], ids=str
+    "change",
+    [lambda _: None, grow, grow_unseen, put_another, take_it_away],
+    ids=lambda f: f.__name__,
 )
 def test_the_norm_is_that_of_what_lies_in_the_slot(stage, change):
     scene = Measured(stage)

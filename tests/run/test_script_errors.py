@@ -97,17 +97,19 @@ def test_prepare_refuses(make):
     assert REFUSED[make] in str(caught.value)
 
 
-def test_a_script_that_is_refused_ends_the_run_and_says_why(script, tmp_path, capsys):
+def test_a_script_that_is_refused_ends_the_run_and_says_why_once(script, tmp_path, capsys, nursery):
     """In each process, the server too: nobody waits for the others."""
     path = script("run = paceline.join()\nrun.prepare(nn.Linear(2, 2))\n")
     settings = Settings(spec=RunSpec(workers=2, steps=1))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    code = Launch(settings, path, (str(run_dir),), run_dir).run()
+    code = Launch(settings, path, (str(run_dir),), run_dir, nursery).run()
     err = capsys.readouterr().err
     assert code == 2
-    for process in ("server   ", "worker 0 ", "worker 1 "):
-        assert f"{process} | paceline.errors.SpecError: give run.prepare() at least" in err
+    assert err.count("paceline.errors.SpecError: give run.prepare() at least") == 1
+    for name in ("server", "worker-0", "worker-1"):
+        kept = (run_dir / "output" / f"{name}.log").read_text()
+        assert kept.count("paceline.errors.SpecError: give run.prepare() at least") == 1
 
 
 # ---------------------------------------------------------------------------------- after prepare

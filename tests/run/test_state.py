@@ -133,13 +133,28 @@ def test_what_has_a_plain_twin_comes_back_as_that(value, found):
     assert same(found, travel(value))
 
 
-def test_tensors_of_any_layout_come_back_dense():
+def test_tensors_of_any_layout_come_back_dense_in_the_order_of_their_dimensions():
+    """Fused optimizers take it for granted that a state lies as its parameter does."""
     base = torch.arange(24.0).reshape(4, 6)
-    for tensor in (base.t(), base[:, ::2], base[0, 0].expand(3), nn.Parameter(base)):
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for tensor, stride in (
+        (base.t(), (1, 6)),
+        (base[:, ::2], (3, 1)),
+        (base.t()[::2], (1, 3)),
+        (base[0, 0].expand(3), (1,)),
+        (nn.Parameter(base), (6, 1)),
+        (image, image.stride()),
+        (torch.empty(3, 0, 2).transpose(0, 2), None),
+    ):
         found = travel(tensor)
         assert torch.equal(found, tensor)
-        assert found.is_contiguous()
+        assert stride is None or found.stride() == stride
         assert not found.requires_grad
+
+
+def test_a_sparse_tensor_is_refused():
+    with pytest.raises(SpecError, match="the thing has a sparse tensor in it"):
+        pack([torch.eye(3).to_sparse()], "thing")
 
 
 def test_what_came_back_is_a_copy_of_its_own():
@@ -177,7 +192,7 @@ class Colour(enum.Enum):
         ({(1, 2): 3}, "tuple"),
         ({torch.tensor(1): 2}, "Tensor"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_would_not_come_back_as_it_was_is_refused_by_name(value, name):
     for tree in (value, {"state": [value]}):
@@ -226,6 +241,12 @@ BAD = {
     "a negative offset": tensor_at(F32, (2,), -4),
     "an odd offset": tensor_at(F32, (2,), 1),
     "an offset beyond": tensor_at(F32, (0,), 2**40),
+    "strides that are none": tensor_at(F32, (2,), 0, 1),
+    "too few strides": tensor_at(F32, (2, 2), 0, (1,)),
+    "too many strides": tensor_at(F32, (2, 2), 0, (2, 1, 1)),
+    "a negative stride": tensor_at(F32, (2, 2), 0, (2, -1)),
+    "strides that lead outside": tensor_at(F32, (2, 2), 0, (3, 1)),
+    "strides beyond 64 bits": tensor_at(F32, (2, 8), 0, (2**53, 2**53)),
     "two on one memory": [tensor_at(F32, (8,), 0), tensor_at(F32, (8,), 4)],
     "the same many times": [tensor_at(F32, (16,), 0)] * 1000,
 }

@@ -10,7 +10,17 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.watch.audit import audit
-from paceline.watch.summary import Spread, Summary, WorkerSummary, summarize
+from paceline.watch.summary import (
+    Restoration,
+    Spread,
+    Summary,
+    WorkerSummary,
+    how_it_ended,
+    split,
+    standing_updates,
+    summarize,
+    without_lost,
+)
 from paceline.watch.trace import (
     Ended,
     Gradient,
@@ -18,6 +28,7 @@ from paceline.watch.trace import (
     Joined,
     Left,
     Paused,
+    Restored,
     Resumed,
     Trace,
     Update,
@@ -67,8 +78,43 @@ ASYNC = Trace(
 )
 """Two workers; worker 1 is under way when the run ends."""
 
+SYNC = Header(source="run", policy="sync", workers=2, steps=3)
 
-@pytest.mark.parametrize("trace", [BACKUP, ASYNC], ids=["backup", "async"])
+
+def sync_round(update: int, turn: int, asked_at: float) -> list[Gradient | Update]:
+    """A second of two workers: one computes for all of it, the other for half of it."""
+    t, version = asked_at + 1.0, update - 1
+    return [
+        Gradient(t - 0.5, 0, turn, version, ACCEPTED, 0, asked_at, 0.5, 32),
+        Gradient(t, 1, turn, version, ACCEPTED, 0, asked_at, 1.0, 32),
+        Update(t, update, (0, 1), 2),
+    ]
+
+
+def begin(t: float) -> list[Joined | Resumed]:
+    return [Joined(t, 0), Joined(t, 1), Resumed(t)]
+
+
+TURNS = {0: 1, 1: 1}
+
+LOST = Trace(
+    SYNC,
+    [
+        *begin(0.0),
+        *sync_round(1, 1, 0.0),
+        *sync_round(2, 2, 1.0),
+        Gradient(2.5, 0, 3, 2, ACCEPTED, 0, 2.0, 0.5, 32),  # for an update that is never made
+        Restored(2.5, 1, SYNC, 10.0, TURNS),
+        *begin(4.0),
+        *sync_round(2, 2, 4.0),
+        *sync_round(3, 3, 5.0),
+        Ended(6.0, 3),
+    ],
+)
+"""The server dies after update 2, with update 3 in the making, and goes on from update 1."""
+
+
+@pytest.mark.parametrize("trace", [BACKUP, ASYNC, LOST], ids=["backup", "async", "lost"])
 def test_the_traces_made_by_hand_could_be_real(trace: Trace) -> None:
     audit(trace)
 
@@ -208,4 +254,108 @@ def test_an_update_that_took_no_time_has_no_finite_rate() -> None:
 
 def test_a_summary_can_be_written_as_json_and_read_again() -> None:
     summary = summarize(BACKUP)
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
+
+
+# ---- restorations ----
+
+
+def test_only_updates_that_stand_are_counted() -> None:
+    summary = summarize(LOST)
+    assert summary.updates == 3
+    assert [u.t for u in standing_updates(split(LOST))] == [1.0, 5.0, 6.0]
+    assert summary.staleness == {0: 6}
+    assert summary.contributions == 2.0
+
+
+def test_what_was_lost_is_told_for_each_restoration() -> None:
+    summary = summarize(LOST)
+    assert summary.lost_updates == 1
+    assert summary.restorations == [Restoration(t=2.5, version=1, lost=1, down_s=10.0)]
+
+
+def test_the_time_that_lost_updates_took_is_time_of_the_run() -> None:
+    summary = summarize(LOST)
+    assert summary.seconds == 6.0
+    assert summary.updates_per_s == 0.5
+    assert summary.step_s.max == 3.0  # from update 2 to the second update 2
+
+
+def test_work_for_lost_updates_is_wasted_but_was_accepted() -> None:
+    """1.5 s for update 2 and 0.5 s for update 3, of 6.5 s that were computed."""
+    summary = summarize(LOST)
+    assert summary.wasted_share == pytest.approx(2 / 6.5)
+    assert summary.fates == {ACCEPTED: 9}
+    assert summary.acceptance == 1.0
+
+
+def test_nobody_is_here_while_there_is_no_server() -> None:
+    """Both are here for 2 s until the last update of each life; worker 0 works half of it."""
+    assert [w.idle_share for w in summarize(LOST).by_worker] == [0.5, 0.0]
+
+
+def test_updates_can_be_lost_again_and_again() -> None:
+    records = [
+        *begin(0.0),
+        *sync_round(1, 1, 0.0),
+        *sync_round(2, 2, 1.0),
+        *sync_round(3, 3, 2.0),
+        Restored(3.0, 2, SYNC),
+        *begin(3.0),
+        *sync_round(3, 3, 3.0),
+        Restored(4.0, 1, SYNC),
+        *begin(4.0),
+        *sync_round(2, 2, 4.0),
+    ]
+    summary = summarize(Trace(SYNC, records))
+    assert summary.updates == 2
+    assert [(r.version, r.lost) for r in summary.restorations] == [(2, 1), (1, 2)]
+    assert summary.lost_updates == 3
+    assert [u.t for u in standing_updates(split(Trace(SYNC, records)))] == [1.0, 5.0]
+
+
+def test_a_restoration_right_before_the_end_leaves_what_stands() -> None:
+    cut = next(i for i, r in enumerate(LOST.records) if isinstance(r, Restored))
+    trace = Trace(SYNC, LOST.records[: cut + 1])
+    summary = summarize(trace)
+    assert (summary.updates, summary.seconds) == (1, 2.0)
+    assert summary.ended == "the trace breaks off"
+
+
+def test_a_run_that_lost_all_its_updates_cannot_be_summed_up() -> None:
+    records = [*begin(0.0), *sync_round(1, 1, 0.0), Restored(1.0, 0, SYNC)]
+    with pytest.raises(TraceError, match="no update"):
+        summarize(Trace(SYNC, records))
+
+
+def test_a_run_that_is_resumed_has_the_end_that_came_last() -> None:
+    stopped = [*begin(0.0), *sync_round(1, 1, 0.0), Ended(1.0, 1, reason="stopped")]
+    goes_on = [*stopped, Restored(1.0, 1, SYNC), *begin(2.0), *sync_round(2, 2, 2.0)]
+    assert how_it_ended(Trace(SYNC, stopped)) == "stopped"
+    assert how_it_ended(Trace(SYNC, goes_on)) == "the trace breaks off"
+    summary = summarize(Trace(SYNC, [*goes_on, Ended(3.0, 2)]))
+    assert (summary.updates, summary.ended, summary.lost_updates) == (2, "finished", 0)
+
+
+def test_a_run_that_was_resumed_with_another_policy_has_the_last() -> None:
+    other = Header(source="run", policy="backup:1", workers=2, steps=5)
+    records = [*begin(0.0), *sync_round(1, 1, 0.0), Restored(1.0, 1, other)]
+    assert summarize(Trace(SYNC, records)).policy == "backup:1"
+
+
+def test_without_what_was_lost_each_update_is_there_once_with_what_went_into_it() -> None:
+    kept = without_lost(LOST)
+    assert [u.update for u in kept.updates()] == [1, 2, 3]
+    assert [g.t for g in kept.gradients()] == [0.5, 1.0, 4.5, 5.0, 5.5, 6.0]
+    assert without_lost(BACKUP) == BACKUP
+
+
+def test_goodbyes_after_the_end_are_not_idleness() -> None:
+    """A real run's workers leave some time after the last update."""
+    records = [*LOST.records[:-1], Left(60.0, 0), Left(60.0, 1), LOST.records[-1]]
+    assert [w.idle_share for w in summarize(Trace(SYNC, records)).by_worker] == [0.5, 0.0]
+
+
+def test_a_summary_with_restorations_can_be_written_as_json_and_read_again() -> None:
+    summary = summarize(LOST)
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary

@@ -10,10 +10,11 @@ import sys
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from paceline.cli import options
 from paceline.errors import PacelineError
 from paceline.release import RELEASE
 
@@ -24,7 +25,8 @@ EXIT_FAILED = PacelineError.exit_code
 EPILOG = (
     "Exit codes: 0 done; 1 the run stalled, failed or made no update, a script failed, or the "
     "output could not be written; 2 wrong input; 3 a trace that cannot be read or written, or is "
-    "not sound; 4 a peer broke the protocol; 5 a peer was lost; 70 a bug of ours; 130 interrupted."
+    "not sound; 4 a peer broke the protocol; 5 a peer was lost; 6 a checkpoint that cannot be "
+    "read; 70 a bug of ours; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -39,48 +41,6 @@ trace_app = typer.Typer(
     help="Look into traces.", epilog=EPILOG, no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(trace_app, name="trace")
-
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers", "-w", help="How many workers there are. [default: 8, or all in the trace]"
-    ),
-]
-Latency = Annotated[
-    str | None,
-    typer.Option(
-        "--latency",
-        "-l",
-        help="How long a worker computes: '50ms', 'exp:20ms,shift=50ms', 'lognormal:1.4s,0.2', "
-        "'gamma:MEAN,SHAPE', 'pareto:SCALE,ALPHA', 'weibull:SCALE,SHAPE'. Sums: '50ms + 5% "
-        "exp:500ms' (in 5 of 100 cases an extra). Mixtures: '95% 50ms | 5% exp:1s'. Add '; worker "
-        "7 x2.2' for one that is always slower, '; phases x3 for 5s every 60s' for slow phases. "
-        "Or 'trace:FILE' for the times of a recorded run. [default: 50ms + 5% exp:500ms]",
-    ),
-]
-Network = Annotated[
-    str,
-    typer.Option(
-        help="What moving a model costs: 'model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1'."
-    ),
-]
-Faults = Annotated[
-    str,
-    typer.Option(
-        help="What goes wrong: 'kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 3 at 10s "
-        "for 5s'."
-    ),
-]
-Late = Annotated[
-    Literal["cancel", "finish"],
-    typer.Option(help="Late work is cancelled at once, or finished and then dropped."),
-]
-Batch = Annotated[int, typer.Option(help="Samples in a gradient.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Plot = Annotated[
-    Path | None, typer.Option(help="Draw a figure into this file (.png, .svg or .pdf).")
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,8 +70,8 @@ def simulate(
             "deadline:q, async, softsync:c, ssp:s, delayed:k. Without it: a round of them.",
         ),
     ] = None,
-    workers: Workers = None,
-    latency: Latency = None,
+    workers: options.Workers = None,
+    latency: options.Latency = None,
     steps: Annotated[
         int | None,
         typer.Option(help="How many updates to make. [default: 1000, or no limit with --until]"),
@@ -126,30 +86,30 @@ def simulate(
         Path | None,
         typer.Option(help="What if: take the very computation times of this recorded run."),
     ] = None,
-    network: Network = "",
-    faults: Faults = "",
-    late: Late = "cancel",
-    batch: Batch = 32,
+    network: options.Network = "",
+    faults: options.Faults = "",
+    late: options.Late = "cancel",
+    batch: options.Batch = 32,
     min_workers: Annotated[int, typer.Option(help="With fewer alive the run pauses.")] = 1,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     save: Annotated[
         Path | None, typer.Option(help="Save the trace in this file; needs one --policy.")
     ] = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
+    plot: options.Plot = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Simulate a run under one rule or several, on a virtual clock.
 
     Answers what a rule would do on a cluster: updates a second, waiting, staleness, wasted work,
     traffic. Example: paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
     """
-    _verb("simulate").run(**locals())
+    _load("simulate").run(**locals())
 
 
 @app.command(epilog=EPILOG)
 def plan(
-    workers: Workers = None,
-    latency: Latency = None,
+    workers: options.Workers = None,
+    latency: options.Latency = None,
     trace: Annotated[
         Path | None, typer.Option(help="Plan from the trace of a pilot run instead of a latency.")
     ] = None,
@@ -172,90 +132,148 @@ def plan(
             help="Compare the throughput of other rules as well: sync,backup,softsync:4,async."
         ),
     ] = "",
-    network: Network = "",
-    faults: Faults = "",
-    late: Late = "cancel",
+    network: options.Network = "",
+    faults: options.Faults = "",
+    late: options.Late = "cancel",
     batch: Annotated[
         int | None, typer.Option(help="Samples in a gradient. [default: 32, or as in the trace]")
     ] = None,
-    seed: Seed = 0,
-    plot: Plot = None,
-    as_json: AsJson = False,
+    seed: options.Seed = 0,
+    plot: options.Plot = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Choose the number of backup workers before you run.
 
     For every N of the W workers: the time of an update, the updates needed, hence the time and the
     machine-hours to the target. Example: paceline plan -w 40 -l "1.4s + exp:150ms + 2% exp:1.2s"
     """
-    _verb("plan").run(**locals())
+    _load("plan").run(**locals())
+
+
+Arguments = Annotated[
+    list[str] | None, typer.Argument(help="What the script is given.", show_default=False)
+]
+Crew = Annotated[int, typer.Option("--workers", "-w", help="How many workers.")]
+Steps = Annotated[int | None, typer.Option(help="End after so many updates.")]
+Samples = Annotated[
+    int | None, typer.Option(help="End when so many samples have come into updates.")
+]
+Epochs = Annotated[
+    float | None,
+    typer.Option(help="End when so many times the data has. [default: 1, if nothing else]"),
+]
+Slow = Annotated[
+    str,
+    typer.Option(
+        help="Let each gradient take at least as long as this latency says, e.g. "
+        "'50ms + 5% exp:500ms; worker 3 x2'; see paceline simulate --help."
+    ),
+]
+Patience = Annotated[
+    str, typer.Option(help="A run that has paused for so long ends: seconds, or '10m'.")
+]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        help="Whether a worker that dies, or a server that is killed, is started again: after "
+        "0.5 s, 1 s, 2 s and so on, and up to 5 times in a row without getting on."
+    ),
+]
+CheckpointEvery = Annotated[
+    str,
+    typer.Option(
+        help="How often the run is saved, so that it can go on after a kill: every '100' updates, "
+        "or every '60s'; '0' for never."
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        help="Go on with the run in this folder, from its last checkpoint: with its script, "
+        "arguments and options, but for those that are given here."
+    ),
+]
 
 
 @app.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 def run(
-    script: Annotated[Path, typer.Argument(help="A PyTorch script that calls paceline.join().")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="What the script is given.", show_default=False)
-    ] = None,
-    workers: Annotated[int, typer.Option("--workers", "-w", help="How many workers.")] = 4,
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            "-p",
-            help="The rule: sync, backup:b, batchsync:k, deadline:q, async, softsync:c, ssp:s, "
-            "delayed:k.",
-        ),
-    ] = "sync",
-    steps: Annotated[int | None, typer.Option(help="End after so many updates.")] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="End when so many samples have come into updates.")
-    ] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option(help="End when so many times the data has. [default: 1, if nothing else]"),
-    ] = None,
-    late: Late = "cancel",
-    requeue: Annotated[
-        bool, typer.Option(help="Whether batches whose gradient was dropped come again.")
-    ] = True,
-    ema: Annotated[
-        float | None, typer.Option(help="Keep a moving average of the weights, e.g. 0.9999.")
-    ] = None,
-    clip_norm: Annotated[
-        float | None, typer.Option(help="Clip the averaged gradient to this norm.")
-    ] = None,
-    slow: Annotated[
-        str,
-        typer.Option(
-            help="Let each gradient take at least as long as this latency says, e.g. "
-            "'50ms + 5% exp:500ms; worker 3 x2'; see paceline simulate --help."
-        ),
-    ] = "",
-    min_workers: Annotated[int, typer.Option(help="With fewer alive the run pauses.")] = 1,
-    seed: Seed = 0,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the run. [default: runs/SCRIPT-NUMBER]")
-    ] = None,
+    context: typer.Context,
+    script: options.ScriptToRun = None,
+    arguments: options.Arguments = None,
+    workers: options.RealWorkers = 4,
+    policy: options.Policy = "sync",
+    steps: options.Steps = None,
+    samples: options.Samples = None,
+    epochs: options.Epochs = None,
+    late: options.Late = "cancel",
+    requeue: options.Requeue = True,
+    ema: options.Ema = None,
+    clip_norm: options.ClipNorm = None,
+    slow: options.Slow = "",
+    min_workers: options.MinWorkers = 1,
+    patience: options.Patience = "60s",
+    restart: options.Restart = True,
+    checkpoint_every: options.CheckpointEvery = "60s",
+    seed: options.Seed = 0,
+    run_dir: options.RunDir = None,
+    resume: options.Resume = None,
 ) -> None:
     """Train: run a script with many workers on this machine.
 
     What comes after the script is given to it. Example: paceline run -w 8 -p backup:1 --steps 500
-    train.py --lr 0.1
+    train.py --lr 0.1. Stop it with Ctrl-C; go on: paceline run --resume runs/train-1
     """
-    _verb("run").run(**locals())
+    _load("run").run(**locals(), load=_load)
+
+
+@app.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+def compare(
+    script: options.Script,
+    arguments: options.Arguments = None,
+    policy: options.ComparedPolicies = options.COMPARED,
+    workers: options.RealWorkers = 8,
+    steps: options.Steps = None,
+    samples: options.Samples = None,
+    epochs: options.Epochs = None,
+    late: options.Late = "cancel",
+    requeue: options.Requeue = True,
+    ema: options.Ema = None,
+    clip_norm: options.ClipNorm = None,
+    slow: options.Slow = "",
+    target: options.Target = "",
+    seed: options.Seed = 0,
+    out: options.Out = None,
+) -> None:
+    """Train a script under several rules, one after the other, and show what each made of it.
+
+    A table (updates a second, staleness, what was dropped, the time to a target), figures and a
+    report. With --slow, also what the simulator predicts. Example: paceline compare -w 8
+    --epochs 10 --slow "50ms + 5% exp:500ms; worker 7 x2" --target "accuracy>=0.95" train.py
+    """
+    _load("compare").run(**locals(), load=_load)
+
+
+@trace_app.command("show", epilog=EPILOG)
+def trace_show(file: options.TraceFile) -> None:
+    """Tell a run in plain words: how it went, who was slow, whom it waited for, what b is best.
+
+    Made from the trace alone, of a simulated run or a real one, also while it goes on. Example:
+    paceline trace show runs/train-1
+    """
+    _load("trace").show(**locals())
 
 
 @trace_app.command("check", epilog=EPILOG)
 def trace_check(
-    file: Annotated[Path, typer.Argument(help="The trace, JSON lines.")],
-    as_json: AsJson = False,
+    file: options.TraceFile,
+    as_json: options.AsJson = False,
 ) -> None:
     """Read a trace, replay it through its own policy, and say whether it is sound."""
-    _verb("trace").check(**locals())
+    _load("trace").check(**locals())
 
 
-def _verb(name: str) -> Any:
-    """The module that does what a verb says; numpy and the rest are loaded only now."""
+def _load(name: str) -> Any:
+    """A module of the command line; numpy and the rest are loaded only now."""
     return import_module(f"paceline.cli.{name}")
 
 

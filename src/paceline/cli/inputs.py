@@ -1,19 +1,35 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `simulate` and `plan` have in common: the cluster and the spec from their options."""
+"""What verbs have in common: the cluster and the spec from options, and what a trace tells."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import SpecError
+from paceline.errors import SpecError, TraceError
 from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
+from paceline.sim.convergence import (
+    Convergence,
+    estimate_noise_scale,
+    every_gradient_counts,
+    noise_scale,
+)
 from paceline.sim.recording import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
+from paceline.watch.summary import without_lost
 from paceline.watch.trace import Trace, read_trace
 
-__all__ = ["Inputs", "read_inputs"]
+__all__ = [
+    "DEFAULT_BATCH",
+    "Inputs",
+    "batch_of",
+    "convergence_of",
+    "read_inputs",
+    "trace_file",
+]
 
+TRACE_NAME = "trace.jsonl"
+DEFAULT_BATCH = 32
 DEFAULT_WORKERS = 8
 DEFAULT_LATENCY = "50ms + 5% exp:500ms"
 
@@ -57,3 +73,23 @@ def read_inputs(options: dict[str, Any], trace: Path | None, *, in_order: bool) 
         seed=options["seed"],
     )
     return Inputs(cluster, spec, source, recording)
+
+
+def trace_file(path: Path) -> Path:
+    """The trace that a path means: itself, or the one in the folder of a run."""
+    return path / TRACE_NAME if path.is_dir() else path
+
+
+def batch_of(trace: Trace) -> int:
+    """Samples in a gradient of the trace, on average."""
+    seen = [g.samples for g in trace.gradients() if g.samples]
+    return round(sum(seen) / len(seen)) if seen else DEFAULT_BATCH
+
+
+def convergence_of(trace: Trace, batch: int, workers: int, updates: float) -> Convergence:
+    """How many updates are needed, by the gradient norms in the trace if it has any."""
+    try:
+        samples = estimate_noise_scale(without_lost(trace))
+    except TraceError:
+        return every_gradient_counts(workers, updates)
+    return noise_scale(samples, batch, workers, updates)

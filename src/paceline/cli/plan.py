@@ -6,16 +6,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.inputs import read_inputs
+from paceline.cli.inputs import DEFAULT_BATCH, batch_of, convergence_of, read_inputs
 from paceline.cli.show import Patience, human_seconds, print_json, print_table, three_digits
 from paceline.cli.simulate import COLUMNS, comparison_rows
 from paceline.core.policies import POLICIES, Backup, parse_policy
 from paceline.core.policy import Policy
-from paceline.errors import SpecError, TraceError
+from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
     Convergence,
-    estimate_noise_scale,
     every_gradient_counts,
     measured,
     noise_scale,
@@ -31,7 +30,6 @@ from paceline.watch.trace import Trace
 
 __all__ = ["run"]
 
-DEFAULT_BATCH = 32
 COMPARED_STEPS = 500
 LATES: tuple[Late, Late] = ("cancel", "finish")
 ALL_ROWS = 24  # up to so many N are all shown
@@ -45,7 +43,7 @@ def run(trace: Path | None, **options: Any) -> None:
     inputs = read_inputs(options, trace, in_order=False)
     cluster, spec = inputs.cluster, inputs.spec
     if inputs.trace is not None and not is_given:
-        cluster = replace(cluster, batch=_batch(inputs.trace))
+        cluster = replace(cluster, batch=batch_of(inputs.trace))
     convergence = _convergence(inputs.trace, cluster.batch, spec.workers, options)
     compared = _compared(options["policies"], spec)
     check_ending(options["plot"])
@@ -65,12 +63,6 @@ def run(trace: Path | None, **options: Any) -> None:
         _print(result, summaries)
 
 
-def _batch(pilot: Trace) -> int:
-    """Samples in a gradient of the pilot run, on average."""
-    seen = [g.samples for g in pilot.gradients() if g.samples]
-    return round(sum(seen) / len(seen)) if seen else DEFAULT_BATCH
-
-
 def _convergence(
     pilot: Trace | None, batch: int, workers: int, options: dict[str, Any]
 ) -> Convergence:
@@ -83,13 +75,10 @@ def _convergence(
         raise SpecError("give --noise-scale or --updates-table, not both")
     if table is not None:
         return measured(read_table(table))
-    if samples is None and pilot is not None:
-        try:
-            samples = estimate_noise_scale(pilot)
-        except TraceError:
-            samples = None
     if samples is not None:
         return noise_scale(samples, batch, workers, updates)
+    if pilot is not None:
+        return convergence_of(pilot, batch, workers, updates)
     return every_gradient_counts(workers, updates)
 
 

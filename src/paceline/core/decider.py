@@ -7,8 +7,9 @@ Theory of operation
     All this is the same for every rule; where rules differ, it asks the policy.
 
     A run begins paused and goes on when as many workers have joined as an update needs, be they
-    still here or not. From then on it never waits for a worker that is gone: an update takes those
-    that there are. While a run is paused nobody gets work, but what is complete is still made.
+    still here or not; one that will never come counts as one that came. From then on it never waits
+    for a worker that is gone: an update takes those that there are. While a run is paused nobody
+    gets work, but what is complete is still made.
 
 Rules of the room
     No clock, no random numbers, no tensors, no sockets, no logging: time comes in events. An event
@@ -42,13 +43,16 @@ from paceline.core.events import (
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
+    WorkerMissing,
 )
-from paceline.core.ledger import Ledger, Member, Tally, Work
+from paceline.core.ledger import Ledger, Member, Origin, Tally, Work
 from paceline.core.policy import Policy
 from paceline.errors import InternalError, ProtocolError
 from paceline.spec import RunSpec
 
-__all__ = ["Decider", "replay"]
+__all__ = ["NOTHING", "Decider", "replay"]
+
+NOTHING = Origin()
 
 
 class Decider:
@@ -56,14 +60,22 @@ class Decider:
 
     STORY_LENGTH = 20  # events that an InternalError tells
 
-    def __init__(self, policy: Policy, spec: RunSpec) -> None:
+    def __init__(self, policy: Policy, spec: RunSpec, origin: Origin = NOTHING) -> None:
         policy.validate(spec)
         self.policy = policy
-        self.ledger = Ledger(spec=spec, memory=policy.fresh_memory(spec), last=spec.steps)
+        self.ledger = Ledger(
+            spec=spec,
+            memory=policy.recall(spec, origin.memory),
+            version=origin.version,
+            oldest=origin.version,
+            turns=dict(origin.turns),
+            last=None if spec.steps is None else max(spec.steps, origin.version),
+        )
         self._story: deque[Event] = deque(maxlen=self.STORY_LENGTH)
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             WorkerJoined: self._on_worker_joined,
             WorkerLeft: self._on_worker_left,
+            WorkerMissing: self._on_worker_missing,
             GradientArrived: self._on_gradient_arrived,
             WorkAbandoned: self._on_work_abandoned,
             TimerFired: self._on_timer_fired,
@@ -126,6 +138,13 @@ class Decider:
         for tally in ledger.tallies.values():
             tally.done.discard(event.worker)
             tally.excused.discard(event.worker)
+        return []
+
+    def _on_worker_missing(self, event: WorkerMissing) -> list[Action]:
+        if event.worker in self.ledger.members:
+            raise ProtocolError(f"worker {event.worker} is here: {event!r}")
+        if not self.ledger.begun:
+            self.ledger.joined.add(event.worker)
         return []
 
     def _on_gradient_arrived(self, event: GradientArrived) -> list[Action]:
@@ -332,7 +351,11 @@ class Decider:
         )
         yield (
             "nobody works on a version that does not exist",
-            all(0 <= m.work.version <= ledger.version for m in members.values() if m.work),
+            all(
+                ledger.oldest <= m.work.version <= ledger.version
+                for m in members.values()
+                if m.work
+            ),
         )
         yield "only work can be cancelled", all(m.work or not m.cancelled for m in members.values())
         yield "tallies lie ahead", all(update > ledger.version for update in ledger.tallies)

@@ -32,6 +32,7 @@ __all__ = [
     "WorkAbandoned",
     "WorkerJoined",
     "WorkerLeft",
+    "WorkerMissing",
 ]
 
 
@@ -66,6 +67,14 @@ class WorkerJoined(Event):
 @dataclass(frozen=True, slots=True)
 class WorkerLeft(Event):
     """A worker is gone: it died, was lost, or had nothing more to do."""
+
+    worker: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMissing(Event):
+    """A worker that the run was started for has never come, and will not: do not wait for it."""
 
     worker: int
     reason: str = ""

@@ -5,13 +5,27 @@ The ledger only keeps the books; it decides nothing. `Decider` writes it, polici
 An update in the making is a `Tally`; only `delayed` has more than one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.events import Contribution
 from paceline.spec import RunSpec
 
-__all__ = ["Ledger", "Member", "Tally", "Work"]
+__all__ = ["Ledger", "Member", "Origin", "Tally", "Work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a run begins: at nothing, or where an earlier part of it was saved."""
+
+    version: int = 0
+
+    turns: Mapping[int, int] = field(default_factory=dict)
+    """How many pieces of work each worker had before."""
+
+    memory: Any = None
+    """What the policy remembered, as plain values; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,9 @@ class Ledger:
     version: int = 0
     """How many updates were made."""
 
+    oldest: int = 0
+    """The version that this part of the run began with; those before it are not to be had."""
+
     opened_at: float = 0.0
     """When the newest version was made, or the run last went on after a pause."""
 
@@ -79,7 +96,7 @@ class Ledger:
     """By update; only updates beyond `version`."""
 
     joined: set[int] = field(default_factory=set)
-    """Every worker that ever joined, until the run has begun; empty afterwards."""
+    """Every worker that ever joined, or will never, until the run has begun; empty afterwards."""
 
     begun: bool = False
     paused: bool = True

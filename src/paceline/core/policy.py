@@ -57,6 +57,15 @@ class Policy:
         del spec
         return None
 
+    def plain_memory(self, memory: Any) -> Any:
+        """What is worth remembering in a later part of the run, as lists and numbers; or None."""
+        del memory
+
+    def recall(self, spec: RunSpec, plain: Any) -> Any:
+        """What the rule remembers when the run goes on with this; None: nothing was kept."""
+        del plain
+        return self.fresh_memory(spec)
+
     def welcome(self, ledger: Ledger, worker: int) -> None:
         """A worker has joined; remember of it what the rule needs."""
 

@@ -7,10 +7,12 @@ finds in `lost` when it has done what it was at.
 
 import os
 
+from paceline.core.events import SendParams
 from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run import wire
 from paceline.run.bulk import Region
+from paceline.run.keeper import Keeper
 from paceline.run.layout import difference
 from paceline.run.options import OptionBook, as_it_is
 from paceline.run.peers import Peer
@@ -37,7 +39,7 @@ class Crew:
         """Those that are not parked."""
         return [peer for peer in self.members.values() if not peer.is_parked]
 
-    def welcome(self, peer: Peer, message: wire.Join) -> None:
+    def welcome(self, peer: Peer, message: wire.Join, keeper: Keeper) -> None:
         """Take a worker in, if it is one of this run; raises ProtocolError if it is not."""
         worker = message.worker
         if peer.worker is not None:
@@ -60,6 +62,8 @@ class Crew:
             seed=settings.spec.seed,
             requeue=settings.requeue,
             averages=settings.ema is not None,
+            saves=keeper.is_on,
+            place=keeper.place_of(worker),
         )
         try:
             peer.channel.send(welcome, fd, self._shard.constants_fd)
@@ -69,25 +73,26 @@ class Crew:
         self.members[worker] = peer
         self.ever.add(worker)
 
-    def send_work(self, worker: int, turn: int, version: int, asked_at: float) -> None:
+    def send_work(self, action: SendParams, asked_at: float, place_wanted: bool) -> None:
         """Let the worker compute at this version, and tell it what became of its last gradient."""
-        peer = self.members[worker]
-        place = self._shard.read(worker, version)
+        peer = self.members[action.worker]
+        place = self._shard.read(action.worker, action.version)
         changed = self.options.since(peer.options_known)
         work = wire.Work(
-            turn,
-            version,
+            action.turn,
+            action.version,
             place.number,
             place.number not in peer.places,
-            self._shard.steps_at(version),
+            self._shard.steps_at(action.version),
             asked_at,
             tuple([as_it_is(self._shard.common.optimizers, option) for option in changed]),
             peer.seen,
+            place_wanted,
         )
         peer.options_known, peer.seen = self.options.edition, None
         self._send_with_place(peer, work, place)
 
-    def send_over(self, peer: Peer) -> None:
+    def send_over(self, peer: Peer, place_wanted: bool = False) -> None:
         """Tell that the run has ended, and where its last version lies."""
         place = self._shard.newest
         over = wire.Over(
@@ -96,6 +101,7 @@ class Crew:
             place.number not in peer.places,
             tuple(self._shard.steps),
             peer.seen,
+            place_wanted,
         )
         peer.seen = None
         self._send_with_place(peer, over, place)

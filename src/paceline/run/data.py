@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A worker's data: an endless stream of its own, in which dropped batches come again.
 
-A `DataLoader` that shuffles is made to draw from the whole data set in an order of the worker's
-own; one that does not begins at a place of its own. A sampler that the script brings is kept.
 Streams have no epochs: one ends when the run has made its last update. Where nothing is trained, a
-stream is the script's own loader, for one pass.
+stream is the script's own loader, for one pass. A stream knows where it is, and can go there again.
 
 `Batches` knows which batches went into which gradient. It learns that from the backward pass: what
 was handed out last when a gradient touched a parameter is what it was computed on.
@@ -13,25 +11,19 @@ was handed out last when a gradient touched a parameter is what it was computed 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
+from paceline.run.order import begin_at, has_own_order
+from paceline.run.place import Bookmark
 
-__all__ = ["Batch", "Batches", "Stream", "count_samples", "own_stream", "samples_in_epoch"]
+__all__ = ["Batch", "Batches", "Stream", "count_samples", "samples_in_epoch"]
 
 TOO_LATE_MAX = 100_000  # times that a loop may begin after the end; scripts have loops over epochs
 
@@ -42,6 +34,7 @@ class Batch:
 
     value: Any
     samples: int
+    place: tuple[int, int] | None = None  # the script's loop, the batch in it; None: to evaluate on
     in_training: bool = True  # whether a model was, when it was handed out
     is_used: bool = False  # a gradient was computed on it
     is_accepted: bool = False  # a gradient that was computed on it was
@@ -136,6 +129,9 @@ class Stream:
         self._again: deque[Batch] = deque()
         self._handed_out: list[Batch] = []
         self._begun_too_late = 0  # how often, after the end of the run
+        self._loops = 0  # that the script has begun
+        self._at = Bookmark(0, 0)  # the next batch; `again`: what is still to come before it
+        self._move: tuple[Bookmark, Callable[[], None]] | None = None  # to be made before it
 
     def __len__(self) -> int:
         return len(self._plain)
@@ -163,18 +159,20 @@ class Stream:
                 raise SpecError(
                     "the run is over, and so is its data; leave the loop if run.finished"
                 )
-        fresh = self._endless()
+        fresh: Iterator[Batch] | None = None
         unused = 0  # batches that no gradient was computed on, since one was
         while not self._is_over():
+            if fresh is None or self._move is not None:
+                fresh = self._fresh()
             self._take_back()
             if self._again:
                 batch = self._again.popleft()
                 batch.is_dropped = False
             else:
-                value = next(fresh, _END)
-                if value is _END or unused == self._pass_length():
+                found = next(fresh, None)
+                if found is None or unused == self._pass_length():
                     return
-                batch = Batch(value, count_samples(value))
+                batch = found
             if self._is_over():
                 return
             self._hand_out(batch)
@@ -191,6 +189,73 @@ class Stream:
         with suppress(TypeError):
             return len(self._plain)
         return -1
+
+    def bookmark(self) -> Bookmark:
+        """Where a stream must begin that is to go on after the gradients that were accepted."""
+        if self._move is not None:
+            return self._move[0]
+        latest = self._handed_out[-1:]
+        again = [*self._again]
+        again += [batch for batch in self._handed_out if self._comes_again(batch, batch in latest)]
+        places = (*(batch.place for batch in again if batch.place), *self._at.again)
+        return Bookmark(self._at.loop, self._at.batches, places)
+
+    def _comes_again(self, batch: Batch, is_latest: bool) -> bool:
+        if batch.is_accepted:
+            return False
+        is_ahead = is_latest and not batch.is_used  # the script has fetched it before it is needed
+        return is_ahead or self._batches.is_pending(batch) or (batch.is_dropped and self._requeue)
+
+    def go_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
+        """Go on there; call `then` just before the first batch is loaded.
+
+        Only an order of our own can be gone back in: in another, what has begun goes on.
+        """
+        if self._loops == 0 or has_own_order(self._own):
+            self._move = (bookmark, then)
+            self._again.clear()
+            self._handed_out.clear()
+
+    def _fresh(self) -> Iterator[Batch]:
+        """The batches of a new loop, or from where we are to go; those to come again are first."""
+        bookmark, then = self._move or (Bookmark(self._loops, 0, self._at.again), None)
+        self._move = None
+        self._loops = bookmark.loop + 1
+        if has_own_order(self._own):
+            self._at = bookmark
+            return self._in_own_order(bookmark, then)
+        self._at = Bookmark(bookmark.loop, bookmark.batches)
+        values = self._endless()
+        found: dict[tuple[int, int], Batch] = {}
+        for number, value in enumerate(islice(values, bookmark.batches)):
+            place = (bookmark.loop, number)
+            if place in bookmark.again:
+                found[place] = Batch(value, count_samples(value), place)
+        self._again += [found[place] for place in bookmark.again if place in found]
+        if then is not None:
+            then()
+        return map(self._batch, values)
+
+    def _in_own_order(self, bookmark: Bookmark, then: Callable[[], None] | None) -> Iterator[Batch]:
+        begin_at(self._own, bookmark)
+        if then is not None:
+            then()
+        before = torch.get_rng_state()
+        values = iter(self._own)  # which draws a seed
+        if then is not None and bookmark != Bookmark(bookmark.loop, 0):
+            torch.set_rng_state(before)  # this loop has begun before, and had drawn it then
+        yield from map(self._batch, values)
+
+    def _batch(self, value: Any) -> Batch:
+        """The next batch."""
+        loop, number, again = self._at.loop, self._at.batches, self._at.again
+        if again:
+            place, *later = again
+            self._at = Bookmark(loop, number, tuple(later))
+        else:
+            place = (loop, number)
+            self._at = Bookmark(loop, number + 1)
+        return Batch(value, count_samples(value), place)
 
     def _endless(self) -> Iterator[Any]:
         """The loader over and over again; it ends if a whole pass gives nothing."""
@@ -218,49 +283,6 @@ class Stream:
             elif batch.is_dropped and self._requeue:
                 self._again.append(batch)
         self._handed_out = still
-
-
-_END = object()
-
-
-class _OwnOrder(Sampler[int]):
-    """All samples over and over, in an order that depends on the seed and the worker alone."""
-
-    def __init__(self, size: int, shuffle: bool, seed: int, worker: int, workers: int) -> None:
-        self._size = size
-        self._shuffle = shuffle
-        self._begin = worker % workers * size // workers
-        self._generator = torch.Generator()
-        # As far apart as can be: neighbouring seeds of one generator may resemble each other.
-        self._generator.manual_seed((seed * 1_000_003 + worker) * 0x9E3779B97F4A7C15 % 2**63)
-
-    def __len__(self) -> int:
-        return self._size  # of one pass: scripts ask for it
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            if self._shuffle:
-                yield from torch.randperm(self._size, generator=self._generator).tolist()
-            else:
-                yield from ((self._begin + i) % self._size for i in range(self._size))
-
-
-def own_stream(loader: Any, seed: int, worker: int, workers: int) -> Any:
-    """The loader with an order of the worker's own, unless the script brings its own sampler."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return loader
-    sampler = loader.sampler
-    if type(sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
-        return loader
-    dataset: Any = loader.dataset
-    if not len(dataset) or getattr(sampler, "replacement", False):
-        return loader
-    shuffle = type(sampler) is RandomSampler
-    order = _OwnOrder(len(dataset), shuffle, seed, worker, workers)
-    batches = BatchSampler(order, loader.batch_size, loader.drop_last)
-    own = copy(loader)  # of its own class, with whatever else the script has given it
-    own.__dict__.update(sampler=order, batch_sampler=batches)  # it refuses the plain way
-    return own
 
 
 def samples_in_epoch(loader: Any) -> int | None:

@@ -1,271 +1,340 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Starting a run on this machine: the server, the workers, their output, and a clean end.
+"""A run on this machine: who is started, who is started again, and a clean end.
 
-Processes are forked from one in which torch is loaded already. Each line that they print comes out
-here with the name of its process in front.
+Processes are forked from one in which torch is loaded already. A worker that dies is started again,
+and so is a server that was killed, until several starts in a row have brought nothing. A run whose
+workers all fail in the same way has nothing to hope for, and ends.
 """
 
-import multiprocessing
 import os
-import secrets
 import selectors
 import signal
-import sys
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import count
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import TextIO
 
-from paceline.errors import SpecError
-from paceline.run.channel import new_token
-from paceline.run.child import STOPS, Task, main
-from paceline.run.environment import Identity, large_pages
+import msgspec
+
+from paceline.errors import PacelineError, PeerLost, SpecError
+from paceline.run.child import STOPS
+from paceline.run.folder import fill, hold
+from paceline.run.nursery import Nursery
+from paceline.run.output import Output, PlainScreen, Screen, Stream
+from paceline.run.processes import Child, Processes
+from paceline.run.restarts import TRIES_MAX, Follower, tell_missing
 from paceline.run.settings import Settings
 
-__all__ = ["Launch", "new_run_dir"]
+__all__ = ["Launch"]
 
-# Making an optimizer loads torch._dynamo, which takes as long as torch itself.
-PRELOAD = ["paceline.cli", "paceline.run.script", "torch._dynamo"]
 GRACE_S = 10.0  # for a worker to end once the server has; and for all to end when killed
-
-
-@dataclass(eq=False)
-class Child:
-    """A process of the run."""
-
-    name: str
-    process: ForkServerProcess
-    has_ended: bool = False
-    is_killed: bool = False  # by us
-
-
-@dataclass(eq=False)
-class Pipe:
-    """What a process prints."""
-
-    child: Child
-    fd: int
-    to: TextIO
-    rest: bytes = b""  # a line that has no end yet
+READY_S = 1.0  # for a server to begin, if all workers have failed already
+TICK_S = 0.2  # how often we look after things that nobody tells us
 
 
 class Launch:
     """One run on this machine."""
 
     def __init__(
-        self, settings: Settings, script: Path, arguments: tuple[str, ...], run_dir: Path
+        self,
+        settings: Settings,
+        script: Path,
+        arguments: tuple[str, ...],
+        run_dir: Path,
+        nursery: Nursery | None = None,
+        restart: bool = True,
     ) -> None:
         if not script.is_file():
             raise SpecError(f"there is no script {script}")
+        script = script.resolve()
+        settings = msgspec.structs.replace(settings, script=str(script), arguments=arguments)
+        _check_text(settings)
         self._settings = settings
-        self._script = script.resolve()
-        self._arguments = arguments
         self._run_dir = run_dir.resolve()
-        self._selector = selectors.DefaultSelector()
+        self._trace = self._run_dir / "trace.jsonl"
+        self._nursery = nursery or Nursery()
+        self._own_nursery = nursery is None
+        self._restart = restart
         self._server: Child | None = None
         self._workers: list[Child] = []
+        self._missing: dict[int, str] = {}  # workers that are not started again, and why
+        self._untold: set[int] = set()  # those of them that the server does not know of
         self._interrupts = 0
+        self._heeded = 0  # of them
         self._number = 0  # the signal that came last
+        self._is_ending = False  # nobody is started any more
+        self._is_given_up = False  # all workers are gone before the end
+        self._end_server_by: float | None = None  # not None iff nobody is left that it serves
+        self._is_server_told = False  # to end
         self._kill_at: float | None = None
+        self._next_tick = 0.0
 
-    def run(self) -> int:
-        """Run to the end; return the exit code."""
-        before = {number: signal.signal(number, self._on_signal) for number in STOPS}
+    def run(self, screen: Screen | None = None) -> int:
+        """Run to the end, shown on this screen; return the exit code."""
+        self._screen = screen or PlainScreen()
+        with ExitStack() as stack:
+            stack.callback(self._screen.close)
+            stack.enter_context(hold(self._run_dir))
+            stack.enter_context(_on_signals(self._on_signal))
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._output = Output(self._selector, self._screen, self._run_dir / "output")
+            self._processes = Processes(self._nursery, self._output, self._settings)
+            if self._own_nursery:
+                stack.callback(self._nursery.close)
+            stack.callback(self._output.close)
+            stack.callback(self._end_whoever_is_left)
+            return self._run()
+
+    def _run(self) -> int:
         try:
             self._start()
-            while not all(child.has_ended for child in self._children):
-                self._look(0.2)
-            self._look(0.0)
-        finally:
-            self._kill_all()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            while self._processes or any(child.start_at is not None for child in self._children):
+                self._look()
+        except PeerLost as error:  # so the system has killed all that were forked from it
+            self._output.say(f"{error}: the run cannot go on")
+            self._processes.forget()
+            return PacelineError.exit_code
         return self._exit_code()
 
     @property
     def _children(self) -> list[Child]:
         return [*([self._server] if self._server else []), *self._workers]
 
-    # ---------------------------------------------------------------------------------- starting
-
     def _start(self) -> None:
-        self._settings.write(self._run_dir / "spec.json")
-        token_file = self._run_dir / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(new_token(), encoding="ascii")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        with large_pages():
-            _start_fork_server()
-        address = f"unix:@paceline-{secrets.token_hex(16)}"
-        (self._run_dir / "address").write_text(address, encoding="ascii")
-        who = Identity(address, token_file, self._run_dir, None)
+        who = fill(self._run_dir, self._settings)
+        spec = self._settings.spec
+        self._follower = Follower(self._trace, spec.steps)
+        self._nursery.start()
+        while not self._nursery.wait_ready(TICK_S):
+            if self._interrupts:
+                return
+            self._screen.tick()
+        self._selector.register(self._nursery, selectors.EVENT_READ)
         cores = len(os.sched_getaffinity(0))
-        workers = self._settings.spec.workers
-        self._server = self._fork(context, who, "server", cores)
-        for worker in range(workers):
-            one = replace(who, worker=worker)
-            self._workers.append(self._fork(context, one, f"worker {worker}", cores // workers))
-
-    def _fork(self, context: ForkServerContext, who: Identity, name: str, threads: int) -> Child:
-        task = Task(who, self._script, self._arguments, self._settings.spec.seed, max(1, threads))
-        out_read, out_write = context.Pipe(duplex=False)
-        err_read, err_write = context.Pipe(duplex=False)
-        process = context.Process(target=main, args=(task, out_write, err_write), name=name)
-        process.start()
-        out_write.close()
-        err_write.close()
-        child = Child(name, process)
-        for reader, to in ((out_read, sys.stdout), (err_read, sys.stderr)):
-            fd = os.dup(reader.fileno())
-            reader.close()
-            os.set_blocking(fd, False)
-            self._selector.register(fd, selectors.EVENT_READ, Pipe(child, fd, to))
-        self._selector.register(process.sentinel, selectors.EVENT_READ, child)
-        return child
+        threads = max(1, cores // spec.workers)
+        self._server = Child("server", who, cores)
+        self._workers = [
+            Child(f"worker {worker}", replace(who, worker=worker), threads)
+            for worker in range(spec.workers)
+        ]
+        for child in self._children:
+            self._processes.start(child)
 
     # ---------------------------------------------------------------------------- looking after it
 
-    def _look(self, seconds: float) -> None:
+    def _look(self) -> None:
         """Pass on what was printed, see who has ended, and do what follows from it."""
-        for key, _ in self._selector.select(seconds):
-            if isinstance(key.data, Pipe):
-                self._pass_on(key.data)
+        due = [child.start_at for child in self._children if child.start_at is not None]
+        until = min([self._next_tick, *due])
+        for key, _ in self._selector.select(max(0.0, until - monotonic())):
+            if isinstance(key.data, Stream):
+                self._output.read(key.data)
+        for child in self._processes.ended():
+            self._follower.look()
+            if child is self._server:
+                self._on_end_of_server(child)
             else:
-                self._on_end(key.data)
+                self._on_end_of_worker(child)
+        if self._interrupts > self._heeded:
+            self._heed()
+        if monotonic() >= self._next_tick:
+            self._next_tick = monotonic() + TICK_S
+            self._follower.look()
+            self._screen.tick()
+            self._tell_missing()
+            self._end_server()
+        for child in self._children:
+            if child.start_at is not None and monotonic() >= child.start_at:
+                self._start_again(child)
         if self._kill_at is not None and monotonic() > self._kill_at:
-            self._kill_all()
+            self._processes.kill()
 
-    def _pass_on(self, pipe: Pipe) -> None:
-        try:
-            data = os.read(pipe.fd, 1 << 16)
-        except BlockingIOError:
+    def _on_end_of_worker(self, worker: Child) -> None:
+        assert worker.who.worker is not None
+        if worker.code and not worker.is_killed:
+            if not self._may_start or self._all_failed_alike():
+                self._output.say(f"{worker.name} {worker.how}")
+                self._miss(worker, worker.how)
+            else:
+                progress = self._follower.accepted[worker.who.worker]
+                self._try_again(worker, worker.how, progress)
+        self._end_if_nobody_is_left()
+
+    def _on_end_of_server(self, server: Child) -> None:
+        if server.code < 0 and not server.is_killed and self._may_start:
+            self._try_again(server, server.how, self._follower.version)
+            if server.start_at is not None:
+                return  # the workers find it when it is back
+        elif server.code and not server.is_killed and not self._is_given_up:
+            self._output.say(f"server {server.how}")
+        # Whoever is left was stopped, or has lost the server: nobody waits for it.
+        self._start_nobody()
+        self._kill_at = monotonic() + (GRACE_S if server.code == 0 else 1.0)
+
+    # ------------------------------------------------------------------------------ starting again
+
+    @property
+    def _may_start(self) -> bool:
+        return self._restart and not self._is_ending and not self._follower.is_over
+
+    def _try_again(self, child: Child, how: str, progress: int) -> None:
+        pause = child.tries.next_pause(progress)
+        if pause is None:
+            self._output.say(
+                f"{child.name} is not started again: it {how}, and {TRIES_MAX} starts in a row "
+                "have brought nothing"
+            )
+            self._miss(child, how)
+        else:
+            child.start_at = monotonic() + pause
+            self._output.say(
+                f"{child.name} {how}; it is started again in {pause:g} s "
+                f"({child.tries.count} of {TRIES_MAX})"
+            )
+
+    def _start_again(self, child: Child) -> None:
+        child.start_at = None
+        self._follower.look()
+        if self._may_start:
+            try:
+                self._processes.start(child)
+            except PeerLost:
+                raise
+            except PacelineError as error:
+                self._try_again(child, f"could not be started: {error}", 0)
+            else:
+                if child is self._server:  # which knows nothing of the one before
+                    self._untold = set(self._missing)
+        self._end_if_nobody_is_left()
+
+    def _start_nobody(self) -> None:
+        self._is_ending = True
+        for child in self._children:
+            child.start_at = None
+
+    def _miss(self, child: Child, reason: str) -> None:
+        """A worker is not started again: a run that has not begun must not wait for it."""
+        if child.who.worker is not None:
+            self._missing[child.who.worker] = reason
+            self._untold.add(child.who.worker)
+
+    def _tell_missing(self) -> None:
+        """Tell the server, once it can hear us."""
+        if not self._untold or self._is_ending or self._follower.is_over:
             return
-        # A bar of progress ends its lines with a carriage return.
-        *lines, pipe.rest = (pipe.rest + data).replace(b"\r\n", b"\n").split(b"\n")
-        *begun, pipe.rest = pipe.rest.split(b"\r")
-        if not data:
-            begun.append(pipe.rest)
-            self._selector.unregister(pipe.fd)
-            os.close(pipe.fd)
-        for line in lines:
-            self._print(pipe, line.rstrip(b"\r").rpartition(b"\r")[2])
-        for line in filter(None, begun):
-            self._print(pipe, line)
-        pipe.to.flush()
+        if self._server is None or self._server.pid is None:
+            return
+        who = self._server.who
+        untold = {worker: self._missing[worker] for worker in sorted(self._untold)}
+        if tell_missing(who.address, who.token(), untold):
+            self._untold.clear()
 
-    def _print(self, pipe: Pipe, line: bytes) -> None:
-        text = f"{pipe.child.name:9} | {line.decode(errors='replace')}"
-        encoding = pipe.to.encoding or "utf-8"
-        print(text.encode(encoding, "replace").decode(encoding), file=pipe.to)
+    # ------------------------------------------------------------------------------------- the end
 
-    def _on_end(self, child: Child) -> None:
-        self._selector.unregister(child.process.sentinel)
-        child.process.join()
-        child.has_ended = True
-        code = child.process.exitcode or 0
-        if code and not child.is_killed:
-            self._say(f"{child.name} {_how_it_ended(code)}")
-        if child is self._server:
-            # Whoever is left was stopped, or has lost the server: nobody waits for it.
-            self._kill_at = monotonic() + (GRACE_S if code == 0 else 1.0)
-        elif all(worker.has_ended for worker in self._workers) and self._server:
+    def _all_failed_alike(self) -> bool:
+        """Whether nobody runs, for the same reason: to try again is of no use."""
+        if any(worker.pid is not None for worker in self._workers):
+            return False
+        failures = {worker.failure for worker in self._workers}
+        return len(failures) == 1 and failures != {""}
+
+    def _end_if_nobody_is_left(self) -> None:
+        """Nobody would bring the run to its end."""
+        if any(worker.pid is not None for worker in self._workers):
+            return
+        alike = self._all_failed_alike()
+        if not alike and any(worker.start_at is not None for worker in self._workers):
+            return
+        has_failed = any(worker.code and not worker.is_killed for worker in self._workers)
+        if has_failed and not self._is_ending and not self._follower.is_over:
+            self._is_given_up = True
+            self._output.say(self._why_nobody_is_left(alike))
+        self._start_nobody()
+        if self._end_server_by is None:
+            self._end_server_by = monotonic() + (READY_S if has_failed else GRACE_S)
             self._end_server()
 
     def _end_server(self) -> None:
-        """All workers that we started are gone: nobody would bring the run to its end."""
-        assert self._server is not None
-        if not self._server.has_ended:
-            self._signal(self._server, signal.SIGTERM)
+        """There is nobody left to serve. A server that is just getting ready ends in good order."""
+        if self._end_server_by is None or self._is_server_told or self._server is None:
+            return
+        if self._trace.exists() or monotonic() >= self._end_server_by:
+            self._server.signal(signal.SIGTERM)
+            self._is_server_told = True
+
+    def _why_nobody_is_left(self, alike: bool) -> str:
+        if len(self._workers) == 1:
+            return "the only worker is gone, so the run ends"
+        if alike:
+            return "all workers have failed in the same way, so the run ends"
+        return "all workers are gone, and none is started again, so the run ends"
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._interrupts += 1
-        if self._interrupts == 1 and self._server is not None:
-            self._say("stopping; once more to stop at once")
-            self._signal(self._server, signal.SIGTERM)
-        else:
-            self._kill_at = 0.0
         self._number = number
 
-    def _signal(self, child: Child, number: int) -> None:
-        if child.process.pid is not None and not child.has_ended:
-            with suppress(ProcessLookupError):
-                os.kill(child.process.pid, number)
+    def _heed(self) -> None:
+        """We were interrupted: stop in good order, or at once if it was not the first time."""
+        if self._heeded == 0:
+            self._output.say("stopping; once more to stop at once")
+        self._heeded = self._interrupts
+        self._start_nobody()
+        if self._interrupts == 1 and self._server is not None and self._server.pid is not None:
+            self._server.signal(signal.SIGTERM)
+        else:
+            self._kill_at = 0.0
 
-    def _kill_all(self) -> None:
-        for child in self._children:
-            if child.process.pid is not None and not child.has_ended:
-                with suppress(ProcessLookupError, PermissionError):
-                    # With what its script has started; it may not be the leader of a group yet.
-                    os.killpg(child.process.pid, signal.SIGKILL)
-                self._signal(child, signal.SIGKILL)
-                if not child.is_killed:
-                    self._say(f"{child.name} had not ended, and was killed")
-                child.is_killed = True
-
-    def _say(self, text: str) -> None:
-        print(f"paceline  | {text}", file=sys.stderr, flush=True)
+    def _end_whoever_is_left(self) -> None:
+        until = monotonic() + GRACE_S
+        self._start_nobody()
+        with suppress(OSError, PeerLost):  # nobody reads what we print; all are gone
+            self._processes.kill()
+            while self._processes and monotonic() < until:
+                self._look()
 
     def _exit_code(self) -> int:
         if self._interrupts:
             return 128 + self._number
         assert self._server is not None
-        codes = [child.process.exitcode or 0 for child in self._workers]
-        if SpecError.exit_code in (self._server.process.exitcode, *codes):
+        codes = [child.code for child in self._workers]
+        if SpecError.exit_code in (self._server.code, *codes):
             return SpecError.exit_code
-        if self._server.process.exitcode or any(code > 0 for code in codes):
+        if self._server.code or any(code > 0 for code in codes):
             return 1
-        if not (self._run_dir / "trace.jsonl").exists():
-            self._say("the script has never called run.prepare(), so nothing was trained")
+        if not self._trace.exists():
+            self._output.say("the script has never called run.prepare(), so nothing was trained")
             return 1
         if codes[0]:
-            self._say("worker 0 was lost: what the script does once, if run.is_first, is not done")
+            self._output.say(
+                "worker 0 was lost: what the script does once, if run.is_first, is not done"
+            )
             return 1
         return 0
 
 
-def _start_fork_server() -> None:
-    """Start it so that what stops all at once (a closed terminal, `timeout`) stops us alone."""
+@contextmanager
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let this be told of what asks a run to stop; after `nohup` a closed terminal does not."""
+    heard = [number for number in STOPS if not _is_without_terminal(number)]
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
-        # The first of these starts the tracker of multiprocessing, and unblocks signals after that.
-        for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-            ensure_running()
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
-def _how_it_ended(code: int) -> str:
-    if code > 0:
-        return f"failed with exit code {code}"
-    name = signal.Signals(-code).name
-    if -code == signal.SIGSEGV:
-        return (
-            f"was killed by {name}; its script may have written to the parameters, which are the "
-            "server's: see the line above, and change them in an optimizer of your own instead"
-        )
-    return f"was killed by {name}"
+def _is_without_terminal(number: int) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
-def new_run_dir(wanted: Path | None, script: Path) -> Path:
-    """Make the folder of a run: the one that is wanted, or the next free number."""
-    try:
-        if wanted is not None:
-            wanted.mkdir(parents=True, exist_ok=True)
-            if any(wanted.iterdir()):
-                raise SpecError(f"the folder {wanted} is not empty; give the run one of its own")
-            return wanted
-        for number in count(1):
-            path = Path("runs") / f"{script.stem}-{number}"
-            with suppress(FileExistsError):
-                path.mkdir(parents=True)
-                return path
-    except OSError as error:
-        raise SpecError(f"cannot make a folder for the run: {error}") from None
-    raise AssertionError
+def _check_text(settings: Settings) -> None:
+    """Raise SpecError at what cannot be written down."""
+    for text in (settings.script, *settings.arguments):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise SpecError(f"a script and its arguments must be UTF-8, got {text!r}") from None

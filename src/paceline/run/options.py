@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import msgspec
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -116,6 +117,18 @@ class OptionBook:
         self.edition += 1
         self._changes[key] = (self.edition, version, option)
         return True
+
+    def saved(self) -> list[Any]:
+        """All of it, oldest first, as plain values."""
+        return [
+            [version, *msgspec.structs.astuple(option)]
+            for _, version, option in sorted(self._changes.values(), key=lambda change: change[0])
+        ]
+
+    def restore(self, saved: list[Any]) -> None:
+        """Know what was saved."""
+        for version, *option in saved:
+            self.enter(msgspec.convert(option, Option), version)
 
     def since(self, edition: int) -> tuple[Option, ...]:
         """The changes after that edition."""

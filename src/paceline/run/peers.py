@@ -16,7 +16,7 @@ from typing import Any
 from paceline.run.channel import Challenger, Channel
 from paceline.run.layout import Views
 from paceline.run.wire import FromStranger, Hello, Seen, decode_worker
-from paceline.watch.trace import Measured
+from paceline.watch.scribe import Measured
 
 __all__ = ["STRANGERS_MAX", "STRANGER_PATIENCE_S", "Peer", "is_stopped", "pid_of"]
 

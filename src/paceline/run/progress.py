@@ -4,7 +4,7 @@
 from time import monotonic
 
 from paceline.core.events import ApplyUpdate
-from paceline.spec import RunSpec
+from paceline.run.settings import Settings
 
 __all__ = ["Progress"]
 
@@ -14,8 +14,9 @@ EVERY_S = 5.0
 class Progress:
     """Says how a run gets on."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec = spec
+    def __init__(self, settings: Settings) -> None:
+        self._spec = settings.spec
+        self._tells = settings.progress
         self._said_at = self._began = monotonic()
         self._version = self._said_version = 0
         self._too_few = False  # workers, for what the rule wants
@@ -27,9 +28,13 @@ class Progress:
         """One line."""
         print(text, flush=True)
 
+    def restored(self, version: int) -> None:
+        """The run goes on from there."""
+        self._version = version
+
     def begin(self) -> None:
         """The run begins, or goes on."""
-        self.say("training" if self._version == 0 else "going on")
+        self.say("training" if self._version == 0 else f"going on at version {self._version}")
         self._said_at, self._said_version = monotonic(), self._version
         if self._version == 0:
             self._began = self._said_at
@@ -63,7 +68,7 @@ class Progress:
             self.say(f"waiting for {_workers(workers)} to come to the end of the script")
         elif not begun:
             self.say(f"waiting for workers: {workers} of {self._spec.workers} are here")
-        else:
+        elif self._tells:
             rate = (self._version - self._said_version) / (now - self._said_at)
             of = "" if self._spec.steps is None else f" of {self._spec.steps}"
             logged = "".join(f", {name} {value:.4g}" for name, value in self._scalars.items())

@@ -79,8 +79,10 @@ class Replica:
             own.copy_(theirs)
 
     def take_slot(self, region: Region) -> None:
-        """Have gradients live there."""
+        """Have gradients live there; whoever gives it has places of its own."""
         self._slot = self._layout.view(region)
+        self._places.clear()
+        self._measured.clear()
 
     def take_place(self, number: int, region: Region) -> None:
         """A place in which versions may lie."""
@@ -140,16 +142,16 @@ class Replica:
         for i, own in enumerate(self._common.parameters):
             for j, parameter in enumerate(own):
                 if parameter.requires_grad:
-                    self._watch(parameter, i, self._slot.parameters[i][j], then)
+                    self._watch(parameter, i, j, then)
 
     def _watch(
-        self, parameter: Tensor, optimizer: int, view: Tensor, then: Callable[[int], None]
+        self, parameter: Tensor, optimizer: int, number: int, then: Callable[[int], None]
     ) -> None:
-        waits = id(parameter) in self._staged or view.nbytes <= SMALL_BYTES
+        waits = id(parameter) in self._staged or parameter.nbytes <= SMALL_BYTES
 
         def on_gradient(parameter: Tensor) -> None:
             if not waits and not self._has_parted:
-                grad = parameter.grad
+                grad, view = parameter.grad, self._slot.parameters[optimizer][number]
                 # One that has a graph of its own (create_graph) must stay what it is.
                 if grad is not view and grad is not None and not grad.requires_grad:
                     _check(grad, view)

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,25 +24,30 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from paceline.core.decider import Decider
+from paceline.core.decider import NOTHING, Decider
 from paceline.core.events import Fate
+from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.run.channel import listen
-from paceline.run.data import Stream, own_stream, samples_in_epoch
+from paceline.run.checkpoint import Archive, Saved
+from paceline.run.data import Stream, samples_in_epoch
 from paceline.run.door import Door
 from paceline.run.environment import Identity, identity, threads
+from paceline.run.keeper import Keeper
 from paceline.run.layout import gather
 from paceline.run.memory import keep_freed_memory
 from paceline.run.optimizer import pace
+from paceline.run.order import own_stream
 from paceline.run.recorder import Recorder
 from paceline.run.replica import Replica
 from paceline.run.schedule import advance, follow
 from paceline.run.server import Server
-from paceline.run.settings import Settings
+from paceline.run.settings import Settings, parse_every
 from paceline.run.shard import Shard
+from paceline.run.weights import write_weights
 from paceline.run.worker import Last, Worker
-from paceline.watch.trace import Header
+from paceline.watch.trace import Header, Restored
 
 __all__ = ["Run", "join"]
 
@@ -209,10 +216,11 @@ class WorkerRun(Run):
         for scheduler in things.schedulers:
             follow(scheduler, server=True)
         _NoLoading({module for model in things.models for module in model.modules()}, worker)
-        worker.begin()
-        if self.worker:
+        if self.worker and not worker.welcome.place:
             _seed_apart(self.worker)
-        return [self._prepared(thing, things, worker) for thing in things.given]
+        prepared = [self._prepared(thing, things, worker) for thing in things.given]
+        worker.begin()
+        return prepared
 
     def _prepared(self, thing: Any, things: Things, worker: Worker) -> Any:
         if not any(thing is loader for loader in things.loaders):
@@ -220,7 +228,10 @@ class WorkerRun(Run):
         number = next(i for i, loader in enumerate(things.loaders) if loader is thing)
         welcome = worker.welcome
         own = own_stream(thing, welcome.seed, worker.number, welcome.workers)
-        return Stream(thing, own, number, worker.batches, lambda: worker.is_over, welcome.requeue)
+        over, requeue = (lambda: worker.is_over), welcome.requeue
+        stream = Stream(thing, own, number, worker.batches, over, requeue)
+        worker.whereabouts.add(stream)
+        return stream
 
     @property
     def _joined(self) -> Worker:
@@ -320,20 +331,61 @@ class ServerRun(Run):
     def _prepare(self, things: Things) -> list[Any]:
         _check(things)
         settings = _with_samples(Settings.read(self._who.run_dir / "spec.json"), things.loaders)
-        decider = Decider(parse_policy(settings.policy), settings.spec)
-        common = gather(things.models, things.optimizers)
-        shard = Shard(common, things.schedulers, settings, decider.policy.versions_kept)
+        run_dir, policy = self._who.run_dir, parse_policy(settings.policy)
+        shard = Shard(
+            gather(things.models, things.optimizers),
+            things.schedulers,
+            settings,
+            policy.versions_kept,
+        )
         if shard.layout.size < WORTH_THREADS_BYTES:
             torch.set_num_threads(1)
+        archive = Archive(run_dir / "checkpoints", _say)
+        saved = archive.load()
+        if saved is not None:
+            shard.restore(saved.version, saved.shard)
+        header = Header.of("run", policy, settings.spec, {"torch": str(torch.__version__)})
+        recorder, origin = _recorder(run_dir / "trace.jsonl", header, saved)
+        keeper = Keeper(
+            archive,
+            parse_every(settings.checkpoint_every),
+            partial(_export, run_dir, things.models, shard),
+            _say,
+        )
         door = Door(listen(self._who.address), self._who.token())
         door.stop_on(signal.SIGTERM, signal.SIGINT)
-        about = {"torch": str(torch.__version__)}
-        header = Header.of("run", decider.policy, settings.spec, about)
-        recorder = Recorder(self._who.run_dir / "trace.jsonl", header)
-        failure = Server(settings, decider, shard, door, recorder).serve()
+        decider = Decider(policy, settings.spec, origin)
+        server = Server(settings, decider, shard, door, recorder, keeper)
+        if saved is not None:
+            server.restore(saved)
+        failure = server.serve()
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
         raise SystemExit(1 if failure else 0)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Recorder, Origin]:
+    """The trace, begun or gone on with, and where the run begins."""
+    is_new = not path.exists()
+    recorder = Recorder(path, header, begins_anew=is_new)
+    if is_new and saved is None:
+        return recorder, NOTHING
+    version, memory = (saved.version, saved.memory) if saved else (0, None)
+    restored = Restored(recorder.time, version, header, recorder.down_s, recorder.turns, memory)
+    recorder.write([restored])
+    return recorder, restored.origin()
+
+
+def _export(run_dir: Path, models: list[nn.Module], shard: Shard) -> None:
+    """Write the weights; a run that is over does not fail for want of a disk."""
+    try:
+        write_weights(run_dir, models, shard)
+    except (OSError, RuntimeError) as error:  # torch makes the one into the other
+        _say(f"the weights cannot be written: {error}")
 
 
 def _with_samples(settings: Settings, loaders: list[Any]) -> Settings:

@@ -15,48 +15,36 @@ Theory of operation
 """
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 from math import inf
 from time import monotonic
-from traceback import print_exc
 from typing import Any
 
 from paceline.core.decider import Decider
 from paceline.core.events import (
-    Accept,
-    Action,
-    ApplyUpdate,
-    Cancel,
-    Drop,
     Event,
-    Fate,
-    Finish,
     GradientArrived,
-    Pause,
-    Resume,
     SendParams,
-    StartTimer,
     StopRequested,
     TimerFired,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
+    WorkerMissing,
 )
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run import wire
-from paceline.run.crew import Crew
+from paceline.run.checkpoint import Saved
 from paceline.run.door import Door
-from paceline.run.goal import Goal
+from paceline.run.keeper import Keeper
 from paceline.run.options import group_of, set_option
 from paceline.run.peers import Peer, is_stopped
-from paceline.run.progress import Progress
+from paceline.run.performer import Performer
 from paceline.run.recorder import Recorder
 from paceline.run.reports import check_gradient, is_of_another_optimizer
-from paceline.run.scalars import Scalars
 from paceline.run.settings import Settings
 from paceline.run.shard import Shard
-from paceline.run.sums import Piece
-from paceline.watch.trace import Ended, Made, Measured, record_event
+from paceline.watch.scribe import Measured, record_event
+from paceline.watch.trace import Ended
 
 __all__ = ["Server"]
 
@@ -70,41 +58,45 @@ class Server:
     """One run, from the server's side."""
 
     def __init__(
-        self, settings: Settings, decider: Decider, shard: Shard, door: Door, recorder: Recorder
+        self,
+        settings: Settings,
+        decider: Decider,
+        shard: Shard,
+        door: Door,
+        recorder: Recorder,
+        keeper: Keeper,
     ) -> None:
         self._settings = settings
         self._decider = decider
         self._shard = shard
         self._door = door
         self._recorder = recorder
-        self._crew = Crew(settings, shard)
-        self._progress = Progress(settings.spec)
-        self._scalars = Scalars()
-        self._timers: list[tuple[float, int]] = []
-        self._made: dict[int, Made] = {}  # updates that the present event has led to
-        self._goal = Goal(settings.samples)
+        self._keeper = keeper
+        self._performer = Performer(settings, decider, shard, keeper)
+        self._crew, self._goal = self._performer.crew, self._performer.goal
+        self._progress, self._timers = self._performer.progress, self._performer.timers
         self._has_chores = False
-        self._end: Ended | None = None
-        self._began = monotonic()
+        self._waits_since: float | None = None  # for workers; None: it does not
+        self._began = monotonic() - recorder.time
+        keeper.begin(decider.ledger.version, self._now())
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             wire.Join: self._on_join,
             wire.Gradient: self._on_gradient,
             wire.Abandoned: self._on_abandoned,
             wire.StateWanted: self._on_state_wanted,
             wire.StateGiven: self._on_state_given,
+            wire.Place: lambda peer, message: keeper.take(_member(peer), message.place),
+            wire.Missing: self._on_missing,
         }
-        self._performers: dict[type[Action], Callable[[Any, float], None]] = {
-            ApplyUpdate: self._apply,
-            Cancel: self._cancel,
-            StartTimer: lambda action, _: heappush(self._timers, (action.at, action.timer)),
-            Pause: lambda action, _: self._progress.say(f"paused: {action.reason}"),
-            Resume: lambda _, __: self._progress.begin(),
-            Finish: self._finish,
-        }
+
+    def restore(self, saved: Saved) -> None:
+        """Go on from there; the decider and the shard are there already."""
+        self._performer.restore(saved)
+        self._keeper.know(saved.places)
 
     def serve(self) -> str:
         """Run to the end, until everybody has gone; return why it failed, "" if it did not."""
-        next_tick = self._began
+        next_tick = monotonic()
         while not self._is_done():
             if monotonic() >= next_tick:
                 self._tick()
@@ -120,6 +112,7 @@ class Server:
             if self._door.stop_wanted and not self._stops:
                 self._tell(StopRequested(self._now()))
         assert self._end is not None
+        self._keeper.finish()
         self._recorder.write([self._end])
         self._recorder.close()
         self._door.shut()
@@ -133,6 +126,10 @@ class Server:
         return all_came or self._door.stop_wanted or self._now() > self._end.t + LINGER_S
 
     @property
+    def _end(self) -> Ended | None:
+        return self._performer.end
+
+    @property
     def _stops(self) -> bool:
         return self._end is not None or self._decider.ledger.stopping
 
@@ -140,9 +137,7 @@ class Server:
         return monotonic() - self._began
 
     def _wait_s(self, next_tick: float) -> float:
-        until = next_tick - self._began
-        if self._timers:
-            until = min(until, self._timers[0][0])
+        until = min(next_tick - self._began, self._timers.next_at)
         return max(0.0, until - self._now())
 
     # ------------------------------------------------------------------------ hearing of workers
@@ -173,6 +168,7 @@ class Server:
 
     def _leave(self, worker: int, peer: Peer, reason: str) -> None:
         self._shard.free_slot(worker)
+        self._keeper.leave(worker)
         lost = None if peer.asked_at is None else Measured(peer.asked_at)
         peer.asked_at = None
         if self._end is None:
@@ -180,8 +176,16 @@ class Server:
         self._tell(WorkerLeft(self._now(), worker, reason), lost)
 
     def _on_join(self, peer: Peer, message: wire.Join) -> None:
-        self._crew.welcome(peer, message)
+        self._crew.welcome(peer, message, self._keeper)
         self._join(peer, message.worker)
+
+    def _on_missing(self, peer: Peer, message: wire.Missing) -> None:
+        """The launcher tells that a worker will not come; of one that came we know ourselves."""
+        del peer
+        if message.worker not in self._crew.ever:
+            self._crew.ever.add(message.worker)
+            self._progress.say(f"nobody waits for worker {message.worker}: {message.reason}")
+            self._tell(WorkerMissing(self._now(), message.worker, message.reason))
 
     def _join(self, peer: Peer, worker: int) -> None:
         self._tell(WorkerJoined(self._now(), worker))
@@ -273,104 +277,31 @@ class Server:
         actions = self._decider.handle(event)  # raises, if it is illegal, before anything is done
         if message is not None:
             self._take_options(message)
-        self._made = {}
-        asked: list[SendParams] = []  # when everything else is done
-        for action in actions:
-            if isinstance(action, SendParams):
-                asked.append(action)
-            elif isinstance(action, Accept) and isinstance(message, wire.Gradient):
-                self._accept(action, message)
-            elif isinstance(action, Drop):
-                self._drop(action, version)
-            else:
-                self._performers[type(action)](action, event.time)
-        self._recorder.write(record_event(event, actions, version, measured, self._made))
+        gradient = message if isinstance(message, wire.Gradient) else None
+        made = self._performer.perform(actions, event.time, version, gradient)
+        self._recorder.write(record_event(event, actions, version, measured, made))
         self._has_chores = True
         if self._goal.is_reached and not self._stops:
             self._tell(StopRequested(self._now()))
-        if self._end is None:
-            for action in asked:
+        if self._end is None:  # and when everything else is done:
+            for action in actions:
+                if not isinstance(action, SendParams):
+                    continue
                 if not self._decider.ledger.members[action.worker].cancelled:  # by that stop
-                    self._send_params(action, event.time)
-
-    def _accept(self, action: Accept, gradient: wire.Gradient) -> None:
-        peer = self._crew.members[action.worker]
-        assert peer.slot is not None
-        staleness = action.update - 1 - action.version
-        peer.seen = wire.Seen(Fate.ACCEPTED, action.version, staleness, 0)
-        peer.given_to = action.update
-        self._scalars.give(action.update, gradient.samples, gradient.scalars)
-        piece = Piece(
-            action.worker,
-            gradient.optimizer,
-            gradient.samples,
-            self._decider.policy.scale(staleness),
-            frozenset(gradient.unused),
-            peer.slot,
-        )
-        self._shard.give(action.update, piece)
-
-    def _drop(self, action: Drop, version: int) -> None:
-        peer = self._crew.members[action.worker]
-        peer.seen = wire.Seen(action.fate, action.version, version - action.version, 0)
-        peer.given_to = None
-        if action.fate is Fate.NON_FINITE:
-            self._goal.refused(len(self._crew.active))
-            self._progress.refused(action.worker)
-
-    def _apply(self, action: ApplyUpdate, time: float) -> None:
-        del time
-        try:
-            applied = self._shard.apply(action.update)
-        except Exception as error:  # of an optimizer or a scheduler, say, which are the script's
-            print_exc()
-            self._goal.fail(f"update {action.update} could not be made: {error!r}")
-            return
-        self._goal.updated(sum(c.samples for c in action.contributions))
-        for contribution in action.contributions:
-            peer = self._crew.members.get(contribution.worker)
-            if peer is not None and peer.seen is not None and peer.given_to == action.update:
-                count = len(action.contributions)
-                peer.seen = wire.Seen(Fate.ACCEPTED, peer.seen.version, peer.seen.staleness, count)
-        scalars = self._scalars.take(action.update)
-        sq_norm = applied.sq_norm if applied.is_sound else None
-        self._made[action.update] = Made(sq_norm, applied.apply_s, scalars)
-        if not applied.is_sound:
-            self._progress.say(f"update {action.update} was not finite: nothing was stepped")
-        repeats = self._decider.policy.repeats
-        self._progress.updated(action, inf if repeats else len(self._crew.active), scalars)
-
-    def _send_params(self, action: SendParams, time: float) -> None:
-        self._shard.free_slot(action.worker)
-        self._crew.members[action.worker].asked_at = time
-        self._crew.send_work(action.worker, action.turn, action.version, self._began + time)
-
-    def _cancel(self, action: Cancel, time: float) -> None:
-        del time
-        peer = self._crew.members[action.worker]
-        if self._settings.spec.late == "cancel" and peer.asked_at is not None:
-            self._crew.send(peer, wire.Cancel(action.turn))
-
-    def _finish(self, action: Finish, time: float) -> None:
-        unused = tuple(c.worker for c in action.unused)
-        self._end = Ended(time, action.version, unused, self._goal.failure or "finished")
-        self._progress.end(action.version, self._goal.samples)
-        for peer in self._crew.members.values():  # those too that are stopped: it waits for them
-            self._crew.send_over(peer)
+                    self._performer.send_params(action, event.time, self._began + event.time)
 
     # ------------------------------------------------------------------------- looking after it
 
     def _fire_timers(self) -> None:
         ledger = self._decider.ledger
-        while self._timers and self._timers[0][0] <= self._now():
-            _, timer = heappop(self._timers)
+        for timer in self._timers.due(self._now()):
             if timer == ledger.timer and ledger.timer_runs and self._end is None:
                 self._tell(TimerFired(self._now(), timer))
 
     def _do_chores(self) -> None:
         """Nobody has anything to say: do what nobody waits for."""
         self._has_chores = False
-        self._recorder.catch_up()
+        self._recorder.flush()
         if self._shard.layout.size >= WORTH_ADDING_EARLY_BYTES:
             ledger = self._decider.ledger
             limit: float = inf
@@ -382,7 +313,9 @@ class Server:
     def _tick(self) -> None:
         """Look after what nobody tells: who was stopped, what the run waits for, the trace."""
         self._recorder.flush()
+        self._keeper.tick(self._now())
         self._progress.tick(len(self._crew.active), self._decider.ledger.begun)
+        self._lose_patience()
         for worker, peer in list(self._crew.members.items()):
             stopped = peer.pid is not None and is_stopped(peer.pid)
             if stopped and not peer.is_parked:
@@ -390,6 +323,22 @@ class Server:
                 self._leave(worker, peer, "stopped")
             elif peer.is_parked and peer.is_mute and not stopped:
                 self._come_back(worker, peer)
+
+    def _lose_patience(self) -> None:
+        """End a run that has waited in vain for as many workers as it must have."""
+        ledger, spec = self._decider.ledger, self._settings.spec
+        # Before it has begun, workers that are still starting may take their time.
+        is_stuck = ledger.begun or len(self._crew.ever) >= spec.workers
+        if self._stops or not (ledger.paused and is_stuck):
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = self._now()
+        elif self._now() - self._waits_since >= self._settings.patience_s:
+            here, patience_s = len(self._crew.active), self._settings.patience_s
+            self._goal.fail(
+                f"only {here} of at least {spec.min_workers} workers were here for {patience_s:g} s"
+            )
+            self._tell(StopRequested(self._now()))
 
 
 def _member(peer: Peer) -> int:

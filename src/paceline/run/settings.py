@@ -3,6 +3,7 @@
 
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,9 +11,29 @@ from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
 from paceline.run.wire import LARGEST
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, parse_seconds
 
-__all__ = ["Settings"]
+__all__ = ["Every", "Settings", "parse_every"]
+
+
+class Every(NamedTuple):
+    """How often something is done."""
+
+    updates: float = inf
+    seconds: float = inf
+
+
+def parse_every(text: str) -> Every:
+    """Read a number of updates ("100") or a duration ("60s"); "0" means never."""
+    what = "how often a checkpoint is made"
+    try:
+        if text.strip().isdecimal():
+            return Every(updates=int(text) or inf)
+        return Every(seconds=parse_seconds(text, what) or inf)
+    except ValueError:  # also of a number with thousands of digits
+        raise SpecError(
+            f"{what} must be a number of updates or a duration such as 60s, got {text!r}"
+        ) from None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +60,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     requeue: bool = True
     """Whether a worker gets the batch again whose gradient was dropped."""
 
+    checkpoint_every: str = "60s"
+    """How often the run is saved: a number of updates, or a duration; "0": never."""
+
+    patience_s: float = 60.0
+    """A run that has paused for so long ends."""
+
+    progress: bool = True
+    """Whether the server says every few seconds how it gets on."""
+
+    script: str = ""
+    """The path of the script, for whoever resumes the run."""
+
+    arguments: tuple[str, ...] = ()
+    """What the script is given."""
+
     def __post_init__(self) -> None:
         parse_policy(self.policy).validate(self.spec)
         if self.slow:
@@ -53,6 +89,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SpecError(f"ema must be between 0 and 1, got {self.ema}; 0.9999 is usual")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise SpecError(f"clip_norm must be > 0, got {self.clip_norm}")
+        if not 0 <= self.patience_s < inf:
+            raise SpecError(f"patience must be >= 0 and finite, got {self.patience_s}")
+        parse_every(self.checkpoint_every)
 
     def write(self, path: Path) -> None:
         """Write it for the server, and for people; raises SpecError if that cannot be."""

@@ -10,20 +10,29 @@ two, and where all wait for the update there is one.
 """
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.errors import ProtocolError
+from paceline.errors import CheckpointError, ProtocolError
 from paceline.run.bulk import Region
-from paceline.run.layout import Common, Layout, Views, lay_out_constants, tensors
+from paceline.run.layout import (
+    Common,
+    Layout,
+    Views,
+    difference,
+    lay_out_constants,
+    tensors,
+)
 from paceline.run.settings import Settings
 from paceline.run.sums import Making, Piece
 
@@ -95,10 +104,11 @@ class Shard:
         self._point_at(place)
         section, size = lay_out_constants(common.contents)
         region, self.constants_fd = Region.create(size, "constants")
-        _copy(common.constants, tensors(section, region))
-        self._average: list[list[Tensor]] | None = None
+        self._constants = tensors(section, region)
+        _copy(common.constants, self._constants)
+        self.average: list[list[Tensor]] | None = None
         if self._settings.ema is not None:
-            self._average = [[_widened(p).clone() for p in own] for own in place.views.parameters]
+            self.average = [[_widened(p).clone() for p in own] for own in place.views.parameters]
 
     # ----------------------------------------------------------------------------------- places
 
@@ -228,19 +238,64 @@ class Shard:
             where, _ = making.buffers.average()
             _copy(where.buffer_flats, place.views.buffer_flats)
         _copy(making.counters, place.views.counter_flats)
-        if self._average is not None and self._settings.ema is not None:
-            for means, own in zip(self._average, place.views.parameters, strict=True):
+        if self.average is not None and self._settings.ema is not None:
+            for means, own in zip(self.average, place.views.parameters, strict=True):
                 torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._settings.ema)
 
     # ------------------------------------------------------------------------------------ state
+
+    def saved(self) -> dict[str, Any]:
+        """Everything that the next update depends on, for a checkpoint; nothing is copied."""
+        views = self.newest.views
+        return {
+            "contents": msgspec.to_builtins(self.common.contents),
+            "steps": self.steps,
+            "parameters": views.parameters,
+            "buffers": views.buffers,
+            "counters": views.counters,
+            "constants": self.common.constants,
+            "average": self.average,
+            "optimizers": [optimizer.state_dict() for optimizer in self.common.optimizers],
+        }
+
+    @torch.no_grad()
+    def restore(self, version: int, saved: dict[str, Any]) -> None:
+        """Go on from there; raises CheckpointError if that was another script's."""
+        common, place = self.common, self.newest
+        unlike = difference(
+            msgspec.convert(saved["contents"], type(common.contents)), common.contents
+        )
+        if unlike:
+            raise CheckpointError(f"the checkpoint is not of this script: {unlike}")
+        for own, values in zip(place.views.parameters, saved["parameters"], strict=True):
+            _copy(values, own)
+        _copy(saved["buffers"], place.views.buffers)
+        _copy(saved["counters"], place.views.counters)
+        _copy(saved["constants"], common.constants)
+        _copy(saved["constants"], self._constants)
+        if self.average is not None:  # there may have been none before
+            for means, values in zip(
+                self.average, saved["average"] or saved["parameters"], strict=True
+            ):
+                _copy(values, means)
+        self.version, self.steps = version, list(saved["steps"])
+        self._place_of, self._steps_of = {version: place}, {version: tuple(self.steps)}
+        for index, optimizer in enumerate(common.optimizers):
+            try:
+                for scheduler in self._schedulers[index]:
+                    _catch_up(scheduler, self.steps[index])
+                # After that: the schedulers have set what it knows better.
+                _load(optimizer, common.parameters[index], saved["optimizers"][index])
+            except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+                raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
 
     @torch.no_grad()
     def state(self, what: str, index: int) -> Any:
         """The state of an optimizer, or the average of the weights by optimizer."""
         if what == "average":
-            if self._average is None:
+            if self.average is None:
                 raise ProtocolError("this run keeps no average of the weights")
-            return self._average
+            return self.average
         return self._optimizer(index).state_dict()
 
     def load_state(self, index: int, state: Any) -> None:
@@ -262,6 +317,25 @@ class Shard:
 def _widened(parameter: Tensor) -> Tensor:
     """The parameter with digits enough for an average: small changes vanish in half precision."""
     return parameter.float() if parameter.dtype in HALF else parameter
+
+
+def _catch_up(scheduler: LRScheduler, steps: int) -> None:
+    """Let a scheduler that has just been made be where it was after so many steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer has not stepped in this process
+        for _ in range(steps):
+            scheduler.step()
+
+
+def _load(optimizer: Optimizer, parameters: list[Tensor], saved: dict[str, Any]) -> None:
+    """Load a state to the bit: torch alone would round it to the types of the parameters."""
+    optimizer.load_state_dict(saved)
+    for number, parameter in enumerate(parameters):
+        loaded = optimizer.state.get(parameter, {})
+        for name, value in saved["state"].get(number, {}).items():
+            rounded = loaded.get(name)
+            if isinstance(rounded, Tensor) and rounded.dtype != value.dtype:
+                loaded[name] = value.to(rounded.device)
 
 
 def _copy(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:

@@ -5,11 +5,13 @@ Dictionaries, lists, tuples, numbers, strings, None and tensors; a tuple comes b
 else there may be is refused, and named.
 """
 
+from collections.abc import Sequence
 from math import prod
 from numbers import Integral, Real
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from paceline.errors import ProtocolError, SpecError
@@ -29,6 +31,7 @@ class _Where(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     dtype: str
     shape: tuple[Whole, ...]
     offset: Whole
+    stride: tuple[Whole, ...] | None = None  # None: as usual
 
 
 def pack(tree: Any, what: str) -> tuple[bytes, int]:
@@ -39,8 +42,10 @@ def pack(tree: Any, what: str) -> tuple[bytes, int]:
     def place(tensor: Tensor) -> msgspec.msgpack.Ext:
         nonlocal end
         dtype = dtype_of(str(tensor.dtype))
+        if tensor.layout is not torch.strided:
+            raise SpecError(f"the {what} has a sparse tensor in it, which cannot travel")
         tensors.append((tensor.detach(), end))
-        where = _Where(str(dtype), tuple(tensor.shape), end)
+        where = _Where(str(dtype), tuple(tensor.shape), end, _stride(tensor))
         end += -(-tensor.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(where))
 
@@ -66,8 +71,20 @@ def pack(tree: Any, what: str) -> tuple[bytes, int]:
         raise SpecError(f"the {what} has a number in it that cannot travel: {error}") from None
     region, fd = Region.create(end, what)
     for tensor, offset in tensors:
-        region.tensor(tensor.dtype, tensor.numel(), offset).view(tensor.shape).copy_(tensor)
+        flat = region.tensor(tensor.dtype, tensor.numel(), offset)
+        _shaped(flat, tensor.shape, _stride(tensor)).copy_(tensor)
     return body, fd
+
+
+def _stride(tensor: Tensor) -> tuple[int, ...] | None:
+    """The order of its dimensions, if it has another than usual: some optimizers rely on it."""
+    if tensor.is_contiguous():
+        return None
+    return tuple(torch.empty_like(tensor, device="meta").stride())  # without gaps
+
+
+def _shaped(flat: Tensor, shape: Sequence[int], stride: Sequence[int] | None) -> Tensor:
+    return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 
 def unpack(body: bytes, fd: int) -> Any:
@@ -90,7 +107,8 @@ def unpack(body: bytes, fd: int) -> Any:
         end = where.offset + count * dtype.itemsize
         if end > region.size:
             raise ProtocolError(f"a tensor of a state lies outside of its memory: {where}")
-        return region.tensor(dtype, count, where.offset).view(where.shape).clone()
+        flat = region.tensor(dtype, count, where.offset)
+        return _shaped(flat, where.shape, where.stride).clone()
 
     try:
         return msgspec.msgpack.Decoder(ext_hook=find, strict=True).decode(body)

@@ -12,6 +12,8 @@ Theory of operation
     Gradient(turn) | Abandoned(turn) ->                                it lies in the worker's slot
                                     <-    Work, with the fate of the last one
                                     <-    Cancel(turn)                 at any moment: of no use
+                                    <-    PlaceWanted                  likewise: for a checkpoint
+    Place                           ->
                                     <-    Over                         the run has ended
 
 Every message is a frozen value, checked field by field as it is read: bytes that are not exactly a
@@ -41,9 +43,12 @@ __all__ = [
     "Gradient",
     "Hello",
     "Join",
+    "Missing",
     "OptimizerSpec",
     "Option",
     "Over",
+    "Place",
+    "PlaceWanted",
     "Proof",
     "Refused",
     "Seen",
@@ -62,6 +67,7 @@ __all__ = [
 
 PROTOCOL = 1
 
+PLACE_BYTES = 1 << 20  # the largest place of a worker in its data
 LARGEST = 2**53  # what every number of a message must stay below, so that sums stay exact
 Whole = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
@@ -157,6 +163,8 @@ class Welcome(_Message, tag=5, frozen=True):
     seed: Whole
     requeue: bool
     averages: bool  # whether the server keeps a moving average of the weights
+    saves: bool = False  # whether the server makes checkpoints
+    place: Annotated[bytes, msgspec.Meta(max_length=PLACE_BYTES)] = b""  # where to go on; "": anew
 
 
 class Refused(_Message, tag=6, frozen=True):
@@ -185,6 +193,7 @@ class Work(_Message, tag=7, frozen=True):
     asked_at: Amount  # by the clock of the server's machine: time.monotonic()
     options: tuple[Option, ...] = ()  # those that this worker does not know yet
     seen: Seen | None = None
+    place_wanted: bool = False
 
 
 class Cancel(_Message, tag=8, frozen=True):
@@ -201,6 +210,7 @@ class Over(_Message, tag=9, frozen=True):
     place_is_new: bool
     steps: tuple[Whole, ...]
     seen: Seen | None = None
+    place_wanted: bool = False
 
 
 class Gradient(_Message, tag=10, frozen=True):
@@ -247,9 +257,26 @@ class State(_Message, tag=14, frozen=True):
     tree_bytes: Whole
 
 
+class Missing(_Message, tag=15, frozen=True):
+    """The launcher will not start this worker again: nobody need wait for it."""
+
+    worker: Annotated[int, msgspec.Meta(ge=0, le=999_999)]
+    reason: Text
+
+
+class PlaceWanted(_Message, tag=16, frozen=True):
+    """A checkpoint is made: tell where the work that you have began."""
+
+
+class Place(_Message, tag=17, frozen=True):
+    """Where this worker was in its data, and in its random numbers, when its work began."""
+
+    place: Annotated[bytes, msgspec.Meta(max_length=PLACE_BYTES)]
+
+
 FromStranger = Hello | Proof
-FromWorker = Join | Gradient | Abandoned | StateWanted | StateGiven
-FromServer = Challenge | Welcome | Refused | Work | Cancel | Over | State
+FromWorker = Join | Gradient | Abandoned | StateWanted | StateGiven | Missing | Place
+FromServer = Challenge | Welcome | Refused | Work | Cancel | Over | State | PlaceWanted
 
 
 def _decoder(kind: Any, whose: str) -> Callable[[bytes], Any]:

@@ -5,16 +5,20 @@ A push is one short message, for the gradient lies in the slot already; the answ
 of it and where the next version lies. Between the two the worker waits. While it computes, the
 server may say that what it computes is of no use any more, or that the run is over: it looks for
 that during `backward`, during an injected delay, and before it pushes.
+
+A server that is lost takes with it whatever it was given and had not saved. The worker waits for
+the next one, goes back to where it was in its data, and begins anew.
 """
 
 import os
-import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -22,22 +26,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
 from paceline.latency import parse_latency
-from paceline.release import RELEASE
 from paceline.run import wire
-from paceline.run.bulk import Region
-from paceline.run.channel import Channel, connect
 from paceline.run.data import Batches
 from paceline.run.environment import Identity
 from paceline.run.layout import Common
+from paceline.run.link import Link
 from paceline.run.options import KnownOptions, set_option
+from paceline.run.place import Whereabouts
 from paceline.run.replica import Replica
+from paceline.run.scalars import Logged
 from paceline.run.schedule import advance
 from paceline.run.state import pack, unpack
 
 __all__ = ["Last", "Worker"]
 
-CONNECT_PATIENCE_S = 600.0  # for a server whose script loads a large data set first
-SILENCE_S = 5.0  # after that we say what we wait for
 GLANCE_S = 1e-3  # how often a backward pass looks whether it is still wanted
 
 
@@ -76,35 +78,33 @@ class Worker:
         self._steps = [0] * len(common.optimizers)
         self._options = KnownOptions(common.optimizers)
         self._replica = replica
-        self._channel = _connect(who)
-        # The processes of a loader must not hold it open: its end tells the server of our death.
-        os.register_at_fork(after_in_child=self._channel.close)
-        self.welcome = self._join(common.contents)
+        self._link = Link(who, common.contents, replica)
+        self.welcome = self._link.join()
+        self._channel = self._link.channel
         self._joined_at = monotonic()
+        self._is_lost = False  # the server is
+        self._is_void = False  # our work is, for it is of a server that was lost
         self._work: wire.Work | None = None  # None: we wait, or were told of the end while we did
+        self._next: wire.Work | None = None  # came while we waited for something else
         self._work_began = self._joined_at
         self._is_cancelled = False  # the server said that this work is of no use
         self._may_cut = False  # we are in `backward`
         self._was_cut = False  # it ended early
         self._glanced_at = 0.0
+        self._place_wanted = False  # when the present wait is over
         slow, seed = self.welcome.slow, self.welcome.seed
         self._times = parse_latency(slow).stream(self.number, seed) if slow else None
         self._due_at = 0.0  # before this, the gradient must not arrive
-        self._logged: dict[str, tuple[float, int]] = {}  # sum and count
-
-    def _join(self, contents: wire.Contents) -> wire.Welcome:
-        self._send(wire.Join(self.number, RELEASE, contents))
-        welcome = self._receive()
-        if not isinstance(welcome, wire.Welcome):
-            raise ProtocolError(f"expected to be welcomed, got {welcome!r}")
-        self._replica.take_slot(self._map(self._replica.place_bytes, writable=True))
-        self._replica.take_constants(self._map(self._replica.constants_bytes, writable=False))
-        return welcome
+        self._scalars = Logged()
+        self.whereabouts = Whereabouts()
+        self.whereabouts.go_to(self.welcome.place)
 
     def begin(self) -> None:
         """Wait for the run to begin, and load."""
         self._replica.on_gradients(self._on_gradient)
-        self._wait_for_work()
+        self.whereabouts.note()
+        self._get_work()
+        self._note_place()
 
     # ----------------------------------------------------------------------------------- pushing
 
@@ -114,20 +114,30 @@ class Worker:
             return
         work = self._work
         self.batches.hand_in(optimizer)
-        options = tuple(self._options.changed())
-        report: wire.Gradient | wire.Abandoned | None = self._gradient(work, optimizer, options)
-        if report is None or not self._wait_until_due():
-            report = self._of_no_use(work, optimizer, options)
+        try:
+            if not (self._is_lost or self._is_void):
+                self._report(work, optimizer)
+        except PeerLost:
+            self._is_lost = True
         self._work = None
-        self._logged.clear()
         waits_from = monotonic()
-        self._hand_over(report)
-        seen = None if self.is_over else self._wait_for_work()
+        seen = self._get_work()
         if seen is None:  # it was void, or the end came before an answer
             seen = wire.Seen(Fate.LATE, work.version, max(0, self.version - work.version), 0)
         waited_s = monotonic() - waits_from
         self.last = Last(seen.fate, seen.version, seen.staleness, seen.contributors, waited_s)
         self.batches.settle(optimizer, seen.fate)
+        self._scalars.settle(seen.fate)
+        # Who is stopped in the middle of its work was last where that began.
+        self._note_place(is_new=not self.is_over or seen.fate is Fate.ACCEPTED)
+
+    def _report(self, work: wire.Work, optimizer: int) -> None:
+        """Say what has come of the work; raises PeerLost."""
+        options = tuple(self._options.changed())
+        report: wire.Gradient | wire.Abandoned | None = self._gradient(work, optimizer, options)
+        if report is None or not self._wait_until_due():
+            report = self._of_no_use(work, optimizer, options)
+        self._hand_over(report)
 
     def _gradient(
         self, work: wire.Work, optimizer: int, options: tuple[wire.Option, ...]
@@ -146,7 +156,7 @@ class Worker:
             sq_norm if isfinite(sq_norm) else None,
             unused,
             options,
-            {name: total / count for name, (total, count) in self._logged.items()},
+            self._scalars.hand_in(),
         )
 
     def _wait_until_due(self) -> bool:
@@ -171,7 +181,7 @@ class Worker:
     def _hand_over(self, report: wire.Gradient | wire.Abandoned) -> None:
         """Send the report; that nobody is there to take it is no matter once the run is over."""
         try:
-            self._send(report)
+            self._link.send(report)
         except PeerLost:
             while self._channel.wait_readable(0.0) and not self.is_over:
                 self._read_news()
@@ -208,9 +218,7 @@ class Worker:
     def log(self, scalars: dict[str, float | Tensor]) -> None:
         """Numbers to go with the next gradient; several of a name are averaged."""
         for name, value in scalars.items():
-            number = float(value.item() if isinstance(value, Tensor) else value)
-            total, count = self._logged.get(name, (0.0, 0))
-            self._logged[name] = (total + number, count + 1)
+            self._scalars.log(name, float(value.item() if isinstance(value, Tensor) else value))
 
     # ----------------------------------------------------------------------------------- hearing
 
@@ -219,13 +227,16 @@ class Worker:
         now = monotonic()
         if now - self._glanced_at > GLANCE_S:
             self._glanced_at = now
-            while self._channel.wait_readable(0.0):
-                self._read_news()
+            try:
+                while not self._is_lost and self._channel.wait_readable(0.0):
+                    self._read_news()
+            except PeerLost:
+                self._is_lost = self._is_cancelled = True
         return self._is_cancelled
 
     def _read_news(self) -> None:
         """Something came while we have work: it can only be that this is of no use."""
-        message = self._receive()
+        message = self._link.receive()
         if not self._is_news(message):
             raise ProtocolError(f"expected no answer before a report, got {message!r}")
 
@@ -235,23 +246,52 @@ class Worker:
             # One that came too late, for work that was reported on, is harmless.
             self._is_cancelled |= self._work is not None and message.turn == self._work.turn
             return True
+        if isinstance(message, wire.PlaceWanted):
+            self._tell_place()
+            return True
         if isinstance(message, wire.Over):
             self._is_cancelled = self.is_over = True
             self._load(message)
             self._replica.part()
+            if message.place_wanted and self._work is not None:
+                self._tell_place()  # what we compute comes to nothing
+            else:
+                self._place_wanted = message.place_wanted
             return True
         return False
 
+    def _get_work(self) -> wire.Seen | None:
+        """Wait for work or the end, from this server or from the next one, and load.
+
+        Returns what became of the last gradient, None if nobody knows.
+        """
+        while not self.is_over:
+            if self._is_lost:
+                self._join_again()
+            with suppress(PeerLost):
+                return self._wait_for_work()
+            self._is_lost = True
+        return None
+
+    def _join_again(self) -> None:
+        """Find the next server, and be where it begins; raises PeerLost if there is none."""
+        self.welcome = self._link.join()
+        self._channel = self._link.channel
+        self._is_lost = False
+        self._next = None  # what there may be is from the server that was lost
+        self.whereabouts.go_to(self.welcome.place)
+
     def _wait_for_work(self) -> wire.Seen | None:
-        """Wait for work or the end, and load; return what became of the last gradient."""
-        while not isinstance(message := self._receive(), wire.Work):
+        while not isinstance(message := self._next or self._link.receive(), wire.Work):
             if not self._is_news(message):
                 raise ProtocolError(f"expected work, got {message!r}")
             if isinstance(message, wire.Over):
                 return message.seen
+        self._next = None
         self._load(message)
         self._work = message
-        self._is_cancelled = self._was_cut = False
+        self._place_wanted = message.place_wanted
+        self._is_cancelled = self._was_cut = self._is_void = False
         self._work_began = monotonic()
         if self._times is not None:
             if self._channel.is_local:  # so both have one clock: our own delays are part of it
@@ -261,9 +301,7 @@ class Worker:
 
     def _load(self, message: wire.Work | wire.Over) -> None:
         """Have the version that lies in this place, and be where the server's settings are."""
-        if message.place_is_new:
-            region = self._map(self._replica.place_bytes, writable=False)
-            self._replica.take_place(message.place, region)
+        self._take_place(message)
         self._replica.load(message.place)
         self.version = message.version
         options = message.options if isinstance(message, wire.Work) else ()
@@ -273,34 +311,29 @@ class Worker:
                 for scheduler in self._schedulers[i]:
                     advance(scheduler, steps - self._steps[i])
                     moved = True
-            self._steps[i] = steps
+                self._steps[i] = steps  # a server that was restored may be behind: wait for it
         for option in options:
             set_option(self._optimizers, option)
         if moved:
             self._options.read()
 
-    def _map(self, size: int, writable: bool) -> Region:
-        """Map the memory that came along with a message."""
-        fd = self._channel.take_fd()
-        try:
-            return Region(fd, size, writable=writable)
-        finally:
-            os.close(fd)
+    def _take_place(self, message: wire.Work | wire.Over) -> None:
+        """Map the memory that came along, if any did."""
+        if message.place_is_new:
+            region = self._link.map(self._replica.place_bytes, writable=False)
+            self._replica.take_place(message.place, region)
 
-    def _receive(self) -> wire.FromServer:
-        try:
-            message = self._channel.receive()
-        except PeerLost as error:
-            raise PeerLost(f"worker {self.number} has lost the server: {error}") from None
-        if isinstance(message, wire.Refused):
-            raise ProtocolError(f"the server refuses worker {self.number}: {message.reason}")
-        return message
+    def _note_place(self, is_new: bool = True) -> None:
+        """Our work begins here, for whoever asks later, or has asked."""
+        if self.welcome.saves and is_new:
+            self.whereabouts.note()
+        if self._place_wanted:
+            self._place_wanted = False
+            self._tell_place()
 
-    def _send(self, message: object, *fds: int) -> None:
-        try:
-            self._channel.send(message, *fds)
-        except PeerLost as error:
-            raise PeerLost(f"worker {self.number} has lost the server: {error}") from None
+    def _tell_place(self) -> None:
+        with suppress(PeerLost):  # which is seen when it matters
+            self._link.send(wire.Place(self.whereabouts.tell()))
 
     # ------------------------------------------------------------------------------------- state
 
@@ -313,7 +346,7 @@ class Worker:
         """Load a state into the optimizer on the server."""
         tree, fd = pack(state, "state of the optimizer")
         try:
-            self._send(wire.StateGiven(optimizer, tree), fd)
+            self._link.send(wire.StateGiven(optimizer, tree), fd)
         finally:
             os.close(fd)
         groups = self._optimizers[optimizer].param_groups
@@ -327,9 +360,23 @@ class Worker:
         return averages
 
     def _ask_for(self, wanted: wire.StateWanted) -> Any:
-        self._send(wanted)
-        while not isinstance(message := self._receive(), wire.State):
-            if not self._is_news(message):
+        """Ask this server, or the next one."""
+        while True:
+            try:
+                return self._ask(wanted)
+            except PeerLost:
+                if self.is_over:
+                    raise
+                self._join_again()
+                self._is_cancelled = self._is_void = True
+
+    def _ask(self, wanted: wire.StateWanted) -> Any:
+        self._link.send(wanted)
+        while not isinstance(message := self._link.receive(), wire.State):
+            if isinstance(message, wire.Work):
+                self._take_place(message)
+                self._next = msgspec.structs.replace(message, place_is_new=False)
+            elif not self._is_news(message):
                 raise ProtocolError(f"expected a state, got {message!r}")
         tree_fd = self._channel.take_fd()
         with open(tree_fd, "rb") as tree:
@@ -339,20 +386,3 @@ class Worker:
             return unpack(body, fd)
         finally:
             os.close(fd)
-
-
-def _connect(who: Identity) -> Channel[wire.FromServer]:
-    """Reach the server, which may still be starting."""
-    token, pause_s, began, is_said = who.token(), 0.01, monotonic(), False
-    while True:
-        try:
-            return connect(who.address, token)
-        except PeerLost:
-            waited_s = monotonic() - began
-            if waited_s > CONNECT_PATIENCE_S:
-                raise
-        if waited_s > SILENCE_S and not is_said:
-            print(f"waiting for a server at {who.address}", file=sys.stderr, flush=True)
-            is_said = True
-        sleep(pause_s)
-        pause_s = min(0.5, pause_s * 1.5)

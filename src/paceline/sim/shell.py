@@ -33,7 +33,8 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.engine import LAST, URGENT, Engine
 from paceline.sim.faults import Fault
 from paceline.sim.network import Link, Transfer
-from paceline.watch.trace import Ended, Measured, Record, record_event
+from paceline.watch.scribe import Measured, record_event
+from paceline.watch.trace import Ended, Record
 
 __all__ = ["Shell"]
 

@@ -3,25 +3,29 @@
 
 Every event of the trace goes through a fresh `Decider`, whose decisions are recorded again; the
 first record that differs is named. So a trace that passes has exactly one fate for each gradient,
-one set of contributors for each update, and no decision that its rule would not make.
+one set of contributors for each update, and no decision that its rule would not make. Where a run
+was interrupted and restored, each part is replayed by itself.
 """
 
 import msgspec
 
-from paceline.core.decider import Decider
-from paceline.core.events import Finish
+from paceline.core.decider import NOTHING, Decider
+from paceline.core.events import Finish, StartTimer
+from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError, TraceError
+from paceline.watch.scribe import Measured, record_event
 from paceline.watch.trace import (
     Ended,
     Gradient,
+    Header,
     Left,
-    Measured,
     Record,
+    Restored,
+    Timer,
     Trace,
     Update,
     event_of,
-    record_event,
 )
 
 __all__ = ["audit"]
@@ -33,36 +37,66 @@ def audit(trace: Trace, name: str = "trace") -> None:
     """Raise `TraceError`, naming the line, unless the trace is sound."""
     if not trace.records:
         raise TraceError(f"{name} has a header but no records")
-    try:
-        decider = Decider(parse_policy(trace.header.policy), trace.header.spec())
-    except SpecError as error:
-        raise TraceError(f"{name}:1 (the header): {error}") from None
-    told: list[Record] = []  # by the policy on the newest event, and not yet seen in the trace
-    end: Ended | None = None
-    ended_at = 0
+    replay = _Replay(_decider(trace.header, f"{name}:1 (the header)"))
     for line, record in enumerate(trace.records, start=2):
-        if isinstance(record, Ended) and not ended_at:
-            _check_end(record, end, decider, f"{name}:{line}")
-            ended_at = line
-            continue
-        if ended_at:
-            raise TraceError(f"{name}:{line}: nothing can follow the end in line {ended_at}")
+        place = f"{name}:{line}"
+        if isinstance(record, Restored):
+            if record.t < replay.decider.ledger.now:
+                raise TraceError(f"{place}: time runs backwards")
+            # What its server had decided last may have been lost with it.
+            replay = _Replay(_decider(record.header, place, record.origin()))
+            replay.decider.ledger.now = record.t
+        else:
+            replay.check(record, place, line)
+    if replay.told:
+        raise TraceError(
+            f"{name}: breaks off where its policy gives a record {_kind(replay.told[0])!r}"
+        )
+
+
+def _decider(header: Header, place: str, origin: Origin = NOTHING) -> Decider:
+    try:
+        return Decider(parse_policy(header.policy), header.spec(), origin)
+    except SpecError as error:
+        raise TraceError(f"{place}: {error}") from None
+
+
+class _Replay:
+    """A run, or a part of one between two restorations, decided again."""
+
+    def __init__(self, decider: Decider) -> None:
+        self.decider = decider
+        self.told: list[Record] = []  # by the policy on the newest event, not yet seen in the trace
+        self._end: Ended | None = None
+        self._ended_at = 0  # the line
+        self._timers: dict[int, float] = {}  # when each of them is due
+
+    def check(self, record: Record, place: str, line: int) -> None:
+        """Raise unless this record follows from those before it."""
+        if self._ended_at:
+            raise TraceError(f"{place}: nothing can follow the end in line {self._ended_at}")
+        if isinstance(record, Ended):
+            _check_end(record, self._end, self.decider, place)
+            self._ended_at = line
+            return
         event = event_of(record)
-        if event is not None and not told:
-            version = decider.ledger.version
+        if event is not None and not self.told:
+            version = self.decider.ledger.version
             if isinstance(record, Gradient):
-                _check_times(record, decider, f"{name}:{line}")
+                _check_times(record, self.decider, place)
+            if isinstance(record, Timer):
+                _check_timer(record, self._timers.get(record.timer), place)
             try:
-                actions = decider.handle(event)
+                actions = self.decider.handle(event)
             except PacelineError as error:
-                raise TraceError(f"{name}:{line}: {error}") from None
-            told = list(record_event(event, actions, version, _measured(record)))
-            end = next((_end(event.time, a) for a in actions if isinstance(a, Finish)), end)
-        expected = told.pop(0) if told else None
+                raise TraceError(f"{place}: {error}") from None
+            self.told = list(record_event(event, actions, version, _measured(record)))
+            self._timers |= {a.timer: a.at for a in actions if isinstance(a, StartTimer)}
+            ends = [_end(event.time, a) for a in actions if isinstance(a, Finish)]
+            self._end = ends[0] if ends else self._end
+        expected = self.told.pop(0) if self.told else None
         if _decided(record) != expected:
-            raise TraceError(f"{name}:{line}: {_difference(record, expected)}")
-    if told:
-        raise TraceError(f"{name}: breaks off where its policy gives a record {_kind(told[0])!r}")
+            raise TraceError(f"{place}: {_difference(record, expected)}")
 
 
 def _end(time: float, action: Finish) -> Ended:
@@ -103,6 +137,11 @@ def _check_times(record: Gradient, decider: Decider, place: str) -> None:
         raise TraceError(f"{place}: has asked_at {record.asked_at}, but it was {member.asked_at}")
     if record.compute_s > record.t - record.asked_at + ROUNDING_S:
         raise TraceError(f"{place}: has compute_s {record.compute_s}, longer than it had time")
+
+
+def _check_timer(record: Timer, due_at: float | None, place: str) -> None:
+    if due_at is not None and record.t < due_at - ROUNDING_S:
+        raise TraceError(f"{place}: timer {record.timer} fired at {record.t}, before {due_at}")
 
 
 def _measured(record: Record) -> Measured | None:

@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
+from paceline.watch.curves import Target, curve
 from paceline.watch.summary import summarize
 from paceline.watch.trace import Trace
 
-__all__ = ["check_ending", "draw_comparison", "draw_plan", "save"]
+__all__ = ["check_ending", "draw_comparison", "draw_curves", "draw_plan", "save"]
 
 COLOURS = [*mpl.colormaps["tab10"].colors]  # type: ignore[attr-defined]  # colormaps are untyped
 ENDINGS = (".png", ".svg", ".pdf")
@@ -98,6 +99,26 @@ def draw_comparison(traces: list[Trace], path: Path) -> None:
     right.set(xlabel="share of the workers' time", xlim=(0, 1))
     right.invert_yaxis()
     right.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    save(figure, path)
+
+
+def draw_curves(traces: list[Trace], name: str, target: Target | None, path: Path) -> None:
+    """What was logged under this name, against time and against updates, by policy."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for trace, colour in zip(traces, COLOURS * 3, strict=False):
+        points = curve(trace, name)
+        values = [point.value for point in points]
+        policy = trace.header.policy
+        left.plot([point.t for point in points], values, color=colour, label=policy)
+        right.plot([point.samples for point in points], values, color=colour)
+    for axes in (left, right):
+        if target is not None:
+            axes.axhline(target.value, color="0.6", linewidth=0.8, linestyle="--")
+        axes.grid(alpha=0.3)
+    left.set(xlabel="time (s)", ylabel=name)
+    right.set(xlabel="samples in updates")
+    left.legend(frameon=False)
     save(figure, path)
 
 

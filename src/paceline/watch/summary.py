@@ -1,17 +1,46 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The numbers in a trace: how fast, how stale, how much was wasted, and who was slow."""
+"""The numbers in a trace: how fast, how stale, how much was wasted, and who was slow.
+
+A run whose server was restored is told in stretches, one for each life of the server. What stands
+in the end is counted; what was lost with a server is counted apart, and the work in it is waste.
+"""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 import numpy as np
 
 from paceline.core.events import Fate
 from paceline.errors import TraceError
-from paceline.watch.trace import Ended, Gradient, Joined, Left, Paused, Resumed, Trace
+from paceline.watch.trace import (
+    Ended,
+    Gradient,
+    Header,
+    Joined,
+    Left,
+    Paused,
+    Record,
+    Restored,
+    Resumed,
+    Trace,
+    Update,
+)
 
-__all__ = ["Spread", "Summary", "WorkerSummary", "summarize"]
+__all__ = [
+    "Restoration",
+    "Spread",
+    "Stretch",
+    "Summary",
+    "WorkerSummary",
+    "how_it_ended",
+    "restorations",
+    "split",
+    "standing_updates",
+    "summarize",
+    "without_lost",
+]
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -30,6 +59,15 @@ class Spread(msgspec.Struct, frozen=True):
         return cls(float(np.mean(values)), p50, p90, p99, float(max(values)))
 
 
+class Restoration(msgspec.Struct, frozen=True):
+    """The server was lost, or the run stopped, and it went on from an earlier version."""
+
+    t: float
+    version: int
+    lost: int  # updates; they are those from version + 1 to version + lost
+    down_s: float  # for how long there was no server
+
+
 class WorkerSummary(msgspec.Struct, frozen=True):
     """What one worker did."""
 
@@ -45,11 +83,11 @@ class WorkerSummary(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """What a run did."""
 
-    policy: str
+    policy: str  # in the end, as whoever resumes a run may change it
     workers: int
-    updates: int
+    updates: int  # that stand in the end
     updates_per_s: float
-    seconds: float  # from the beginning of the run to its last update
+    seconds: float  # from the beginning of the run to its last update, whether it stands or not
     step_s: Spread  # between updates
     contributions: float  # to an update, on average
     staleness_mean: float  # of the gradients that were accepted
@@ -63,107 +101,206 @@ class Summary(msgspec.Struct, frozen=True):
     by_worker: list[WorkerSummary]
     pauses: int
     ended: str
+    lost_updates: int
+    restorations: list[Restoration]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The records in one life of the server."""
+
+    header: Header  # what was run in it; whoever resumes a run may change that
+    records: list[Record]
+    kept: float  # updates beyond this version were lost later; inf: none were
+    end: float  # the time of its last update; of its beginning if it made none
+
+    def is_lost(self, gradient: Gradient) -> bool:
+        """Whether it was accepted, and what it was accepted for was lost."""
+        if self.kept == inf or gradient.fate is not Fate.ACCEPTED:
+            return False
+        return gradient.version + gradient.staleness + 1 > self.kept
+
+    def is_vain(self, gradient: Gradient) -> bool:
+        """Whether it came to nothing; what was under way at the end is nobody's waste."""
+        if gradient.fate is Fate.ACCEPTED:
+            return self.is_lost(gradient)
+        return gradient.t < self.end
+
+
+def split(trace: Trace) -> list[Stretch]:
+    """The stretches of a trace; a `Restored` begins a new one."""
+    begins = [i for i, record in enumerate(trace.records) if type(record) is Restored]
+    stretches: list[Stretch] = []
+    kept, stop = inf, len(trace.records)
+    for begin in reversed([0, *begins]):
+        records = trace.records[begin:stop]
+        begin_s = records[0].t if records else 0.0
+        end = max((r.t for r in records if type(r) is Update), default=begin_s)
+        first = records[0] if records else None
+        if isinstance(first, Restored):
+            stretches.append(Stretch(first.header, records, kept, end))
+            kept = min(kept, first.version)
+        else:
+            stretches.append(Stretch(trace.header, records, kept, end))
+        stop = begin
+    return stretches[::-1]
+
+
+def standing_updates(stretches: list[Stretch]) -> list[Update]:
+    """The updates that were not lost, in order."""
+    return [
+        record
+        for stretch in stretches
+        for record in stretch.records
+        if type(record) is Update and record.update <= stretch.kept
+    ]
+
+
+def without_lost(trace: Trace) -> Trace:
+    """The trace without the updates that were lost, and without what went into them."""
+    stretches = split(trace)
+    if len(stretches) == 1:
+        return trace
+    records = [
+        record
+        for stretch in stretches
+        for record in stretch.records
+        if not (isinstance(record, Update) and record.update > stretch.kept)
+        and not (isinstance(record, Gradient) and stretch.is_lost(record))
+    ]
+    return Trace(trace.header, records)
+
+
+def restorations(trace: Trace) -> list[Restoration]:
+    """How often the server was restored, and what was lost each time."""
+    found: list[Restoration] = []
+    version = 0
+    for record in trace.records:
+        if isinstance(record, Update):
+            version = record.update
+        elif isinstance(record, Restored):
+            lost = max(0, version - record.version)
+            found.append(Restoration(record.t, record.version, lost, record.down_s))
+            version = record.version
+    return found
+
+
+def how_it_ended(trace: Trace) -> str:
+    """The reason that the end has; a run that goes on after its end has not ended."""
+    last = next((r for r in reversed(trace.records) if isinstance(r, Ended | Restored)), None)
+    return last.reason if isinstance(last, Ended) else "the trace breaks off"
 
 
 def summarize(trace: Trace) -> Summary:
     """The numbers of a run that made at least one update; raises `TraceError` otherwise."""
-    updates = list(trace.updates())
-    gradients = list(trace.gradients())
+    stretches = split(trace)
+    updates = standing_updates(stretches)
     if not updates:
         raise TraceError("the run made no update, so there is nothing to sum up")
-    begun = next((r.t for r in trace.records if isinstance(r, Resumed)), 0.0)
-    times = [begun, *(u.t for u in updates)]
-    seconds = times[-1] - begun
-    accepted = [g for g in gradients if g.fate is Fate.ACCEPTED]
-    vain = [g for g in gradients if _is_vain(g, times[-1])]
-    by_worker = _by_worker(trace, gradients)
+    gradients = list(trace.gradients())
+    accepted = [g for g in without_lost(trace).gradients() if g.fate is Fate.ACCEPTED]
+    vain = [g for s in stretches for g in s.records if type(g) is Gradient and s.is_vain(g)]
+    times = [_begin(trace), *(u.t for u in trace.updates())]
+    seconds = times[-1] - times[0]
+    by_worker = _by_worker(stretches)
     lost_s = sum(w.lost_s for w in by_worker)
     computed_s = sum(g.compute_s for g in gradients) + lost_s
     wasted_s = sum(g.compute_s for g in vain) + lost_s
-    ended = next((r for r in reversed(trace.records) if isinstance(r, Ended)), None)
+    restored = restorations(trace)
     return Summary(
-        policy=trace.header.policy,
-        workers=trace.header.workers,
+        policy=stretches[-1].header.policy,
+        workers=stretches[-1].header.workers,
         updates=len(updates),
-        updates_per_s=len(updates) / seconds if seconds else float("inf"),
+        updates_per_s=len(updates) / seconds if seconds else inf,
         seconds=seconds,
         step_s=Spread.of(np.diff(times).tolist()),
         contributions=float(np.mean([len(u.contributors) for u in updates])),
         staleness_mean=float(np.mean([g.staleness for g in accepted])),
         staleness=dict(sorted(Counter(g.staleness for g in accepted).items())),
         fates=dict(Counter(g.fate for g in gradients)),
-        acceptance=_acceptance(gradients, times[-1]),
+        acceptance=_acceptance(gradients, vain),
         idle_share=float(np.mean([w.idle_share for w in by_worker])),
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
         sent_bytes_per_update=_bytes(gradients) / len(updates),
         vain_bytes_per_update=_bytes(vain) / len(updates),
         by_worker=by_worker,
         pauses=sum(isinstance(r, Paused) for r in trace.records),
-        ended=ended.reason if ended else "the trace breaks off",
+        ended=how_it_ended(trace),
+        lost_updates=sum(r.lost for r in restored),
+        restorations=restored,
     )
+
+
+def _begin(trace: Trace) -> float:
+    return next((r.t for r in trace.records if isinstance(r, Resumed)), 0.0)
 
 
 def _bytes(gradients: list[Gradient]) -> float:
     return sum(g.pulled_bytes + g.pushed_bytes for g in gradients)
 
 
+def _acceptance(gradients: list[Gradient], vain: list[Gradient]) -> float:
+    """The share of accepted ones; what was under way at the end does not count."""
+    accepted = sum(g.fate is Fate.ACCEPTED for g in gradients)
+    dropped = sum(g.fate is not Fate.ACCEPTED for g in vain)
+    return accepted / max(1, accepted + dropped)
+
+
 @dataclass(slots=True)
-class _Presence:
-    """How long a worker was here, and how much of that died with it."""
+class _Deeds:
+    """What a worker did, and for how long, until the last update of each stretch."""
 
+    gradients: list[Gradient]
+    vain: list[Gradient]
     here_s: float = 0.0
-    lost_s: float = 0.0
+    busy_s: float = 0.0
+    lost_s: float = 0.0  # of work that died with it
 
 
-def _by_worker(trace: Trace, gradients: list[Gradient]) -> list[WorkerSummary]:
-    own: dict[int, list[Gradient]] = defaultdict(list)
-    for gradient in gradients:
-        own[gradient.worker].append(gradient)
-    end = max(update.t for update in trace.updates())
-    presence = _presence(trace, end)
-    return [_worker(worker, presence[worker], own[worker], end) for worker in sorted(presence)]
+def _by_worker(stretches: list[Stretch]) -> list[WorkerSummary]:
+    deeds: dict[int, _Deeds] = defaultdict(lambda: _Deeds([], []))
+    for stretch in stretches:
+        _add_stretch(stretch, deeds)
+    return [_worker(worker, deeds[worker]) for worker in sorted(deeds)]
 
 
-def _is_vain(gradient: Gradient, end: float) -> bool:
-    """Whether it came to nothing; what was under way when the run ended is nobody's waste."""
-    return gradient.fate is not Fate.ACCEPTED and gradient.t < end
+def _add_stretch(stretch: Stretch, deeds: dict[int, _Deeds]) -> None:
+    """Add what each worker did in one life of the server; nobody survives it."""
+    end = stretch.end
+    since: dict[int, float] = {}
+    for record in stretch.records:
+        match record:
+            case Joined():
+                since[record.worker] = min(record.t, end)
+            case Left() if record.worker in since:
+                own = deeds[record.worker]
+                own.here_s += min(record.t, end) - since.pop(record.worker)
+                if record.working_since is not None:
+                    worked_s = min(record.t, end) - min(record.working_since, end)
+                    own.lost_s += worked_s
+                    own.busy_s += worked_s
+            case Gradient():
+                own = deeds[record.worker]
+                own.gradients.append(record)
+                own.busy_s += min(record.t, end) - min(record.asked_at, end)
+                if stretch.is_vain(record):
+                    own.vain.append(record)
+            case _:
+                pass
+    for worker, joined_at in since.items():
+        deeds[worker].here_s += end - joined_at
 
 
-def _worker(
-    worker: int, presence: _Presence, gradients: list[Gradient], end: float
-) -> WorkerSummary:
-    busy_s = sum(min(g.t, end) - min(g.asked_at, end) for g in gradients) + presence.lost_s
-    computed_s = sum(g.compute_s for g in gradients) + presence.lost_s
-    wasted_s = sum(g.compute_s for g in gradients if _is_vain(g, end)) + presence.lost_s
-    whole = [g.compute_s for g in gradients if g.fate is not Fate.CANCELLED]
+def _worker(worker: int, deeds: _Deeds) -> WorkerSummary:
+    computed_s = sum(g.compute_s for g in deeds.gradients) + deeds.lost_s
+    wasted_s = sum(g.compute_s for g in deeds.vain) + deeds.lost_s
+    whole = [g.compute_s for g in deeds.gradients if g.fate is not Fate.CANCELLED]
     return WorkerSummary(
         worker=worker,
-        fates=dict(Counter(g.fate for g in gradients)),
+        fates=dict(Counter(g.fate for g in deeds.gradients)),
         compute_s=Spread.of(whole) if whole else None,
-        idle_share=max(0.0, 1 - busy_s / presence.here_s) if presence.here_s else 0.0,
-        lost_s=presence.lost_s,
+        idle_share=max(0.0, 1 - deeds.busy_s / deeds.here_s) if deeds.here_s else 0.0,
+        lost_s=deeds.lost_s,
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
-        acceptance=_acceptance(gradients, end),
+        acceptance=_acceptance(deeds.gradients, deeds.vain),
     )
-
-
-def _acceptance(gradients: list[Gradient], end: float) -> float:
-    accepted = sum(g.fate is Fate.ACCEPTED for g in gradients)
-    return accepted / max(1, accepted + sum(_is_vain(g, end) for g in gradients))
-
-
-def _presence(trace: Trace, end: float) -> dict[int, _Presence]:
-    """Of every worker, until the end of the run."""
-    presence: dict[int, _Presence] = defaultdict(_Presence)
-    since: dict[int, float] = {}
-    for record in trace.records:
-        if isinstance(record, Joined):
-            since[record.worker] = record.t
-        elif isinstance(record, Left) and record.worker in since:
-            own = presence[record.worker]
-            own.here_s += record.t - since.pop(record.worker)
-            if record.working_since is not None:
-                own.lost_s += record.t - record.working_since
-    for worker, joined_at in since.items():
-        presence[worker].here_s += max(0.0, end - joined_at)
-    return dict(presence)

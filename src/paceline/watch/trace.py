@@ -9,34 +9,28 @@ Records are plain typed values; this room computes nothing from them but the eve
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from math import isfinite
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from paceline.core.events import (
-    Accept,
-    Action,
-    ApplyUpdate,
-    Drop,
     Event,
     Fate,
     GradientArrived,
-    Pause,
-    Resume,
     StopRequested,
     TimerFired,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
+    WorkerMissing,
 )
+from paceline.core.ledger import Origin
 from paceline.core.policy import Policy
-from paceline.errors import InternalError, TraceError
+from paceline.errors import TraceError
 from paceline.spec import Late, RunSpec
 
 __all__ = [
@@ -46,10 +40,10 @@ __all__ = [
     "Header",
     "Joined",
     "Left",
-    "Made",
-    "Measured",
+    "Missing",
     "Paused",
     "Record",
+    "Restored",
     "Resumed",
     "Stopped",
     "Timer",
@@ -57,7 +51,6 @@ __all__ = [
     "Update",
     "event_of",
     "read_trace",
-    "record_event",
     "write_trace",
 ]
 
@@ -93,13 +86,7 @@ class Header(_Line, tag="header", frozen=True, kw_only=True, omit_defaults=False
 
     def spec(self) -> RunSpec:
         """The description of the run that was traced."""
-        return RunSpec(
-            workers=self.workers,
-            steps=self.steps,
-            min_workers=self.min_workers,
-            late=self.late,
-            seed=self.seed,
-        )
+        return RunSpec(**{part.name: getattr(self, part.name) for part in fields(RunSpec)})
 
 
 class Joined(_Line, tag="joined", frozen=True):
@@ -116,6 +103,14 @@ class Left(_Line, tag="left", frozen=True):
     worker: Whole
     reason: str = ""
     working_since: float | None = None  # when it was asked for the work that is lost with it
+
+
+class Missing(_Line, tag="missing", frozen=True):
+    """A worker has never come, and will not."""
+
+    t: float
+    worker: Whole
+    reason: str = ""
 
 
 class Gradient(_Line, tag="gradient", frozen=True):
@@ -174,6 +169,24 @@ class Resumed(_Line, tag="resumed", frozen=True):
     t: float
 
 
+class Restored(_Line, tag="restored", frozen=True):
+    """A run that was stopped, or lost its server, goes on from this version, and nobody is here.
+
+    Updates beyond it that stand before this line are lost, and made again.
+    """
+
+    t: float  # time stands still while there is no server
+    version: Whole
+    header: Header  # what is run from now on
+    down_s: Amount = 0  # for how long there was no server
+    turns: dict[int, Whole] = {}  # how many pieces of work each worker has had
+    memory: Any = None  # what the policy remembers, as plain values
+
+    def origin(self) -> Origin:
+        """Where the run goes on from, for a `Decider`."""
+        return Origin(self.version, self.turns, self.memory)
+
+
 class Ended(_Line, tag="ended", frozen=True):
     """The run ended; its last update may have been earlier than the last report on some work."""
 
@@ -183,7 +196,8 @@ class Ended(_Line, tag="ended", frozen=True):
     reason: str = "finished"
 
 
-Record = Joined | Left | Gradient | Update | Timer | Stopped | Paused | Resumed | Ended
+Happened = Joined | Left | Missing | Gradient | Update | Timer | Stopped | Paused | Resumed
+Record = Happened | Restored | Ended
 
 
 class _Format(msgspec.Struct, tag="header"):
@@ -193,31 +207,9 @@ class _Format(msgspec.Struct, tag="header"):
 
 
 T = TypeVar("T")
-
-_NOTHING_MADE: Mapping[int, "Made"] = MappingProxyType({})
-
 _FORMAT = msgspec.json.Decoder(_Format)
 _RECORD = msgspec.json.Decoder(Record)
 _HEADER = msgspec.json.Decoder(Header)
-
-
-class Measured(msgspec.Struct, frozen=True, gc=False):
-    """What only the shell knows of a piece of work."""
-
-    asked_at: float
-    compute_s: float = 0.0
-    pulled_bytes: float = 0.0
-    pushed_bytes: float = 0.0
-    sq_norm: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What only the shell knows of an update."""
-
-    sq_norm: float | None = None
-    apply_s: float = 0.0
-    scalars: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +245,8 @@ def event_of(record: Record) -> Event | None:
             event = WorkerJoined(t, worker)
         case Left(t, worker, reason):
             event = WorkerLeft(t, worker, reason)
+        case Missing(t, worker, reason):
+            event = WorkerMissing(t, worker, reason)
         case Timer(t, timer):
             event = TimerFired(t, timer)
         case Stopped(t):
@@ -260,80 +254,6 @@ def event_of(record: Record) -> Event | None:
         case _:
             pass
     return event
-
-
-def record_event(
-    event: Event,
-    actions: list[Action],
-    version: int,
-    measured: Measured | None = None,
-    made: Mapping[int, Made] = _NOTHING_MADE,
-) -> Iterator[Record]:
-    """The records of one event and of what was decided on it, made as they are asked for.
-
-    `version` is the server's before the event. The end of a run is not recorded here, because work
-    may still be reported after it.
-    """
-    yield _record(event, actions, version, measured)
-    for action in actions:
-        match action:
-            case ApplyUpdate():
-                yield _update(event.time, action, made.get(action.update))
-            case Pause():
-                yield Paused(event.time, action.reason)
-            case Resume():
-                yield Resumed(event.time)
-            case _:
-                pass
-
-
-def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
-    contributors = tuple([c.worker for c in action.contributions])
-    if made is None:
-        return Update(time, action.update, contributors, action.wanted)
-    scalars = {name: value if isfinite(value) else None for name, value in made.scalars.items()}
-    known = (made.sq_norm, made.apply_s, scalars)
-    return Update(time, action.update, contributors, action.wanted, *known)
-
-
-def _record(event: Event, actions: list[Action], version: int, measured: Measured | None) -> Record:
-    match event:
-        case GradientArrived() | WorkAbandoned():
-            return _gradient(event, actions[0], version, measured or Measured(event.time, 0.0))
-        case WorkerJoined():
-            return Joined(event.time, event.worker)
-        case WorkerLeft():
-            since = None if measured is None else measured.asked_at
-            return Left(event.time, event.worker, event.reason, since)
-        case TimerFired():
-            return Timer(event.time, event.timer)
-        case _:
-            return Stopped(event.time)
-
-
-def _gradient(
-    event: GradientArrived | WorkAbandoned, decision: Action, version: int, measured: Measured
-) -> Gradient:
-    if type(decision) is Accept:
-        fate, staleness = Fate.ACCEPTED, decision.update - 1 - decision.version
-    elif type(decision) is Drop:
-        fate, staleness = decision.fate, version - decision.version
-    else:
-        raise InternalError(f"the first action on {event!r} must be its fate, got {decision!r}")
-    return Gradient(
-        event.time,
-        event.worker,
-        event.turn,
-        decision.version,
-        fate,
-        staleness,
-        measured.asked_at,
-        measured.compute_s,
-        event.samples if type(event) is GradientArrived else 0,
-        measured.pulled_bytes,
-        measured.pushed_bytes,
-        measured.sq_norm,
-    )
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, inf
+from typing import Any
 
 from paceline.core.ledger import Ledger
 from paceline.core.policy import Policy
@@ -60,6 +61,21 @@ class Deadline(Policy):
     def fresh_memory(self, spec: RunSpec) -> Answers:
         """The recent answers."""
         return deque(maxlen=REMEMBERED_TURNS * spec.workers)
+
+    def plain_memory(self, memory: Any) -> Any:
+        """The recent answers."""
+        return [list(answer) for answer in memory]
+
+    def recall(self, spec: RunSpec, plain: Any) -> Answers:
+        """The recent answers again."""
+        answers = self.fresh_memory(spec)
+        try:
+            answers.extend((float(took_s), bool(is_whole)) for took_s, is_whole in plain or [])
+        except (TypeError, ValueError):
+            raise SpecError(
+                f"expected pairs of a time and whether it was whole, got {plain!r}"
+            ) from None
+        return answers
 
     def observe(self, ledger: Ledger, worker: int, took_s: float, whole: bool) -> None:
         """Remember how long the answer took; the last whole one is never pushed out."""

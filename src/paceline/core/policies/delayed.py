@@ -44,5 +44,6 @@ class Delayed(Policy):
         for update in range(ledger.version + 1, ledger.version + self.k + 2):
             tally = ledger.tallies.get(update)
             if tally is None or worker not in tally.done:
-                return Work(version=max(0, update - 1 - self.k), update=update)
+                version = max(ledger.oldest, update - 1 - self.k)
+                return Work(version=version, update=update)
         return None

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A few lines at the foot of the terminal that tell how a run stands, while it runs.
+
+They are drawn on standard error from the trace alone, whenever `tick` is called; there is no thread
+behind them. What processes print goes above them. When the panel is closed it is gone: the report
+of the run comes in its place.
+"""
+
+from pathlib import Path
+from time import monotonic
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live as Screenful
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.run.settings import Settings
+from paceline.watch.live import Live, Moment
+from paceline.watch.words import human_seconds, percent, plural, three_digits
+
+__all__ = ["Panel", "draw"]
+
+NARROW = 64  # columns; with fewer the bar has a line to itself
+LEAST_BAR = 8  # columns
+SILENT_S = 10.0  # without any news are worth a word
+SLOWER = 1.1  # times the median is worth a word
+MOST_SCALARS = 6
+
+Part = tuple[str, str]  # some words, and their style
+
+
+class Panel:
+    """Shows how a run stands at the foot of the terminal."""
+
+    def __init__(self, settings: Settings, trace: Path, console: Console | None = None) -> None:
+        self._settings = settings
+        self._console = Console(stderr=True) if console is None else console
+        self._live = Live(trace, settings.spec.steps)
+        self._screen = Screenful(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._screen.start()
+
+    def line(self, text: str, to: TextIO) -> None:
+        """Print a line above the panel; one for a stream that is no terminal goes there."""
+        if not (to.isatty() and self._console.is_terminal):
+            to.write(f"{text}\n")
+            to.flush()
+            return
+        # Colours are kept; whatever would move the cursor is not.
+        self._console.print(
+            Text.from_ansi(text), soft_wrap=True, markup=False, highlight=False, emoji=False
+        )
+
+    def tick(self) -> None:
+        """Read what is new in the trace, and draw."""
+        now = monotonic()
+        self._live.read(now)
+        moment = self._live.moment(now)
+        self._screen.update(draw(moment, self._settings, self._console.width), refresh=True)
+
+    def close(self) -> None:
+        """Take the panel away; the terminal is as it was before."""
+        self._screen.stop()
+
+
+def draw(moment: Moment, settings: Settings, width: int) -> RenderableType:
+    """The panel, in so many columns."""
+    lines: list[RenderableType] = []
+    head = _head(moment, settings)
+    steps = settings.spec.steps
+    if steps is None:
+        lines += _pack(head, width)
+    else:
+        lines += _with_bar(ProgressBar(steps, min(moment.version, steps)), head, width)
+    lines += _pack(_work(moment, settings), width)
+    lines += _pack(_logged(moment), width)
+    lines += _pack(_trouble(moment), width)
+    return Group(*lines)
+
+
+def _with_bar(bar: ProgressBar, head: list[Part], width: int) -> list[RenderableType]:
+    """The bar and the numbers that belong to it, on one line if there is room."""
+    numbers = _join(head)
+    is_wide = width >= max(NARROW, numbers.cell_len + 2 + LEAST_BAR)
+    grid = Table.grid(expand=True, padding=(0, 2, 0, 0), pad_edge=False)
+    grid.add_column(ratio=1)
+    if is_wide:
+        grid.add_column(no_wrap=True)
+        grid.add_row(bar, numbers)
+        return [grid]
+    grid.add_row(bar)
+    return [grid, *_pack(head, width)]
+
+
+def _head(moment: Moment, settings: Settings) -> list[Part]:
+    """How far, how fast, how long yet."""
+    steps = settings.spec.steps
+    of = "" if steps is None else f" of {steps:,}"
+    parts = [(f"update {moment.version:,}{of}", "bold")]
+    if moment.rate is not None and not moment.paused:
+        parts.append((f"{three_digits(moment.rate)}/s", ""))
+        if moment.left_s:
+            parts.append((f"{human_seconds(moment.left_s)} left", ""))
+    return parts
+
+
+def _work(moment: Moment, settings: Settings) -> list[Part]:
+    """Who works, and what becomes of it."""
+    parts = [(f"{settings.policy}", "bold")]
+    parts.append((f"{moment.workers} of {plural(settings.spec.workers, 'worker')}", ""))
+    if moment.wanted > 1:
+        few = moment.contributors < moment.wanted
+        words = f"last update from {moment.contributors} of {plural(moment.wanted, 'gradient')}"
+        parts.append((words, "yellow" if few else ""))
+    if moment.dropped:
+        parts.append((f"{moment.dropped:,} dropped ({percent(moment.dropped_share)})", ""))
+    if moment.staleness:
+        parts.append((f"gradients {moment.staleness:.1f} updates old", ""))
+    slowest = moment.slowest
+    if slowest is not None and slowest.ratio >= SLOWER:
+        took = human_seconds(slowest.mean_s)
+        parts.append((f"slowest worker {slowest.worker}: {took}, {slowest.ratio:.1f} x median", ""))
+    return parts
+
+
+def _logged(moment: Moment) -> list[Part]:
+    """What the scripts logged last."""
+    shown = list(moment.scalars.items())[:MOST_SCALARS]
+    return [
+        (f"{name} not finite", "red") if value is None else (f"{name} {value:.4g}", "cyan")
+        for name, value in shown
+    ]
+
+
+def _trouble(moment: Moment) -> list[Part]:
+    """What is not as it should be."""
+    parts = []
+    if moment.non_finite:
+        parts.append((f"{plural(moment.non_finite, 'gradient')} not finite", "red"))
+    if moment.restorations:
+        lost = f"{plural(moment.lost, 'update')} lost" if moment.lost else "nothing lost"
+        parts.append((f"{plural(moment.restorations, 'restart')} of the server, {lost}", "yellow"))
+    if moment.ended:
+        parts.append((moment.ended, "bold"))
+    elif moment.paused:
+        parts.append((moment.paused, "yellow"))
+    elif moment.silent_s >= SILENT_S:
+        parts.append((f"nothing has happened for {human_seconds(moment.silent_s)}", "yellow"))
+    return parts
+
+
+def _join(parts: list[Part]) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for i, (words, style) in enumerate(parts):
+        text.append(f"{', ' if i else ''}")
+        text.append(words, style)
+    return text
+
+
+def _pack(parts: list[Part], width: int) -> list[Text]:
+    """Lines of whole parts, as many in each as fit; one that is too long for a line is cut."""
+    lines: list[list[Part]] = []
+    for part in parts:
+        if lines and _join([*lines[-1], part]).cell_len <= width:
+            lines[-1].append(part)
+        else:
+            lines.append([part])
+    return [_join(line) for line in lines]

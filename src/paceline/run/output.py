@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the processes of a run print: shown with their names in front, and kept in files.
+
+A process has three pipes: standard output, standard error, and one through which it tells the
+failure that has ended its script. The same failure is shown once, however many workers have it.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from selectors import EVENT_READ, BaseSelector
+from typing import Protocol, TextIO
+
+from paceline.run.child import END_OF_FAILURE, Ends
+
+__all__ = ["Failure", "Output", "PlainScreen", "Screen", "Stream"]
+
+
+class Screen(Protocol):
+    """Where a run is shown."""
+
+    def line(self, text: str, to: TextIO) -> None:
+        """Show a line that belongs to this stream."""
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class PlainScreen:
+    """Lines, one after the other."""
+
+    def line(self, text: str, to: TextIO) -> None:
+        """Print it, whatever letters the stream knows."""
+        encoding = to.encoding or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding), file=to)
+
+    def tick(self) -> None:
+        """Nothing moves here."""
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """Our end of a pipe."""
+
+    name: str  # of the process
+    fd: int
+    to: TextIO | None  # None: it tells of a failure
+    rest: bytes = b""  # a line that has no end yet
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What has ended a script."""
+
+    text: str
+    same_as: str  # the process that failed like this before all others; "": it is the first time
+
+
+class Output:
+    """All that is printed in a run."""
+
+    def __init__(self, selector: BaseSelector, screen: Screen, folder: Path) -> None:
+        self._selector = selector
+        self._screen = screen
+        self._folder = folder
+        self._is_kept = True  # until that fails
+        self._files: dict[str, int] = {}
+        self._streams: dict[str, list[Stream]] = {}
+        self._first: dict[str, str] = {}  # the failures that were shown, and whose they were
+        self._failures: dict[str, Failure] = {}  # of processes that have not ended yet
+
+    def say(self, text: str) -> None:
+        """A word of the launcher."""
+        self._screen.line(f"paceline  | {text}", sys.stderr)
+        sys.stderr.flush()
+
+    def pipes(self, name: str) -> Ends:
+        """Pipes for a process that is to be started: its ends, which are the caller's to close."""
+        pairs: list[tuple[int, int]] = []
+        try:
+            pairs.extend(os.pipe() for _ in range(3))
+        except OSError:
+            for fd in (fd for pair in pairs for fd in pair):
+                os.close(fd)
+            raise
+        self._failures.pop(name, None)
+        for (fd, _), to in zip(pairs, (sys.stdout, sys.stderr, None), strict=True):
+            os.set_blocking(fd, False)
+            stream = Stream(name, fd, to)
+            self._streams.setdefault(name, []).append(stream)
+            self._selector.register(fd, EVENT_READ, stream)
+        return Ends(*(theirs for _, theirs in pairs))
+
+    def read(self, stream: Stream) -> bool:
+        """Pass on what is there; return whether there may be more."""
+        try:
+            data = os.read(stream.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if stream.to is None:
+            self._hear(stream, data)
+        else:
+            self._show(stream, stream.to, _cut(stream, data))
+        if not data:
+            self._selector.unregister(stream.fd)
+            os.close(stream.fd)
+            self._streams[stream.name].remove(stream)
+        return bool(data)
+
+    def drain(self, name: str) -> Failure | None:
+        """Pass on all that a process had to say, which has ended; return what it failed of."""
+        for stream in list(self._streams.get(name, ())):
+            while self.read(stream):
+                pass
+        return self._failures.pop(name, None)
+
+    def close(self) -> None:
+        """Close everything; what comes later is lost."""
+        for stream in (stream for streams in self._streams.values() for stream in streams):
+            if stream.to is not None and stream.rest:
+                self._show(stream, stream.to, [stream.rest])
+            self._selector.unregister(stream.fd)
+            os.close(stream.fd)
+        self._streams.clear()
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    def _hear(self, stream: Stream, data: bytes) -> None:
+        stream.rest += data
+        if not stream.rest.endswith(END_OF_FAILURE):
+            return
+        told, stream.rest = stream.rest.removesuffix(END_OF_FAILURE), b""
+        lines = told.rstrip(b"\n").split(b"\n")
+        text = told.decode(errors="replace")
+        self._failures[stream.name] = Failure(text, self._first.get(text, ""))
+        if text in self._first:
+            self._keep(stream.name, lines)
+        else:
+            self._first[text] = stream.name
+            self._show(stream, sys.stderr, lines)
+
+    def _show(self, stream: Stream, to: TextIO, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        for line in lines:
+            self._screen.line(f"{stream.name:9} | {line.decode(errors='replace')}", to)
+        to.flush()
+        self._keep(stream.name, lines)
+
+    def _keep(self, name: str, lines: list[bytes]) -> None:
+        """Write the lines into the process's own file; a full disk does not end the run."""
+        if not self._is_kept:
+            return
+        path = self._folder / f"{name.replace(' ', '-')}.log"
+        try:
+            if name not in self._files:
+                self._folder.mkdir(exist_ok=True)
+                self._files[name] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            left = b"\n".join(lines) + b"\n"
+            while left:
+                left = left[os.write(self._files[name], left) :]
+        except OSError as error:
+            self._is_kept = False
+            self.say(f"what is printed is not kept any more, for {path}: {error.strerror}")
+
+
+def _cut(stream: Stream, data: bytes) -> list[bytes]:
+    """The lines that are whole now; at the end of the stream, all that is left."""
+    # A bar of progress ends its lines with a carriage return.
+    *lines, stream.rest = (stream.rest + data).replace(b"\r\n", b"\n").split(b"\n")
+    *begun, stream.rest = stream.rest.split(b"\r")
+    if not data:
+        begun.append(stream.rest)
+    shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+    return shown + [line for line in begun if line]

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Does what was decided: tensors by the shard, everything else by a message.
+
+Nothing is decided here, and nothing is heard.
+"""
+
+from collections.abc import Callable
+from math import inf
+from traceback import print_exc
+from typing import Any
+
+from paceline.core.decider import Decider
+from paceline.core.events import (
+    Accept,
+    Action,
+    ApplyUpdate,
+    Cancel,
+    Drop,
+    Fate,
+    Finish,
+    Pause,
+    Resume,
+    SendParams,
+    StartTimer,
+)
+from paceline.run import wire
+from paceline.run.checkpoint import Saved
+from paceline.run.crew import Crew
+from paceline.run.goal import Goal
+from paceline.run.keeper import Keeper
+from paceline.run.progress import Progress
+from paceline.run.scalars import Scalars
+from paceline.run.settings import Settings
+from paceline.run.shard import Shard
+from paceline.run.sums import Piece
+from paceline.run.timers import Timers
+from paceline.watch.scribe import Made
+from paceline.watch.trace import Ended
+
+__all__ = ["Performer"]
+
+
+class Performer:
+    """Performs actions, in their order."""
+
+    def __init__(self, settings: Settings, decider: Decider, shard: Shard, keeper: Keeper) -> None:
+        self.crew = Crew(settings, shard)
+        self.goal = Goal(settings.samples)
+        self.progress = Progress(settings)
+        self.timers = Timers()
+        self.end: Ended | None = None
+        self._settings = settings
+        self._decider = decider
+        self._shard = shard
+        self._keeper = keeper
+        self._scalars = Scalars()
+        self._first = shard.version  # there is nothing to save before another one
+        self._is_spoilt = False  # an update has failed half-way
+        self._handlers: dict[type[Action], Callable[[Any, float], None]] = {
+            ApplyUpdate: self._apply,
+            Cancel: self._cancel,
+            StartTimer: lambda action, _: self.timers.start(action.timer, action.at),
+            Pause: lambda action, _: self.progress.say(f"paused: {action.reason}"),
+            Resume: lambda _, __: self.progress.begin(),
+            Finish: self._finish,
+        }
+
+    def perform(
+        self, actions: list[Action], time: float, version: int, gradient: wire.Gradient | None
+    ) -> dict[int, Made]:
+        """Do everything but sending parameters; return what the updates were like.
+
+        `version`: before the event. `gradient`: what it told of, if it did.
+        """
+        made: dict[int, Made] = {}
+        self._made = made
+        for action in actions:
+            if isinstance(action, Accept) and gradient is not None:
+                self._accept(action, gradient)
+            elif isinstance(action, Drop):
+                self._drop(action, version)
+            elif not isinstance(action, SendParams):
+                self._handlers[type(action)](action, time)
+        return made
+
+    def _accept(self, action: Accept, gradient: wire.Gradient) -> None:
+        peer = self.crew.members[action.worker]
+        assert peer.slot is not None
+        staleness = action.update - 1 - action.version
+        peer.seen = wire.Seen(Fate.ACCEPTED, action.version, staleness, 0)
+        peer.given_to = action.update
+        self._scalars.give(action.update, gradient.samples, gradient.scalars)
+        piece = Piece(
+            action.worker,
+            gradient.optimizer,
+            gradient.samples,
+            self._decider.policy.scale(staleness),
+            frozenset(gradient.unused),
+            peer.slot,
+        )
+        self._shard.give(action.update, piece)
+
+    def _drop(self, action: Drop, version: int) -> None:
+        peer = self.crew.members[action.worker]
+        peer.seen = wire.Seen(action.fate, action.version, version - action.version, 0)
+        peer.given_to = None
+        if action.fate is Fate.NON_FINITE:
+            self.goal.refused(len(self.crew.active))
+            self.progress.refused(action.worker)
+
+    def _apply(self, action: ApplyUpdate, time: float) -> None:
+        try:
+            applied = self._shard.apply(action.update)
+        except Exception as error:  # of an optimizer or a scheduler, say, which are the script's
+            print_exc()
+            self._is_spoilt = True
+            self.goal.fail(f"update {action.update} could not be made: {error!r}")
+            return
+        self.goal.updated(sum(c.samples for c in action.contributions))
+        for contribution in action.contributions:
+            peer = self.crew.members.get(contribution.worker)
+            if peer is not None and peer.seen is not None and peer.given_to == action.update:
+                count = len(action.contributions)
+                peer.seen = wire.Seen(Fate.ACCEPTED, peer.seen.version, peer.seen.staleness, count)
+        scalars = self._scalars.take(action.update)
+        sq_norm = applied.sq_norm if applied.is_sound else None
+        self._made[action.update] = Made(sq_norm, applied.apply_s, scalars)
+        if not applied.is_sound:
+            self.progress.say(f"update {action.update} was not finite: nothing was stepped")
+        repeats = self._decider.policy.repeats
+        self.progress.updated(action, inf if repeats else len(self.crew.active), scalars)
+        if self._keeper.is_due(action.update, time) and not self._decider.ledger.finished:
+            self._save(time)
+
+    def send_params(self, action: SendParams, time: float, clock: float) -> None:
+        """Let a worker compute; `clock`: the same time by the clock of this machine."""
+        self._shard.free_slot(action.worker)
+        self.crew.members[action.worker].asked_at = time
+        place_wanted = self._keeper.wants_place(action.worker)
+        self.crew.send_work(action, clock, place_wanted)
+
+    def _cancel(self, action: Cancel, time: float) -> None:
+        del time
+        peer = self.crew.members[action.worker]
+        if self._settings.spec.late == "cancel" and peer.asked_at is not None:
+            self.crew.send(peer, wire.Cancel(action.turn))
+
+    def _finish(self, action: Finish, time: float) -> None:
+        unused = tuple(c.worker for c in action.unused)
+        self.end = Ended(time, action.version, unused, self.goal.failure or "finished")
+        self.progress.end(action.version, self.goal.samples)
+        if action.version > self._first and not self._is_spoilt:
+            here = [worker for worker, peer in self.crew.members.items() if not peer.is_parked]
+            self._keeper.save_last(self._saved(), here, time)
+        for worker, peer in self.crew.members.items():  # the stopped ones too: it waits for them
+            self.crew.send_over(peer, self._keeper.wants_place(worker))
+
+    def _save(self, time: float) -> None:
+        """Save this version; what a worker computes now is lost with what comes after it."""
+        here = {worker: peer for worker, peer in self.crew.members.items() if not peer.is_parked}
+        busy = [worker for worker, peer in here.items() if peer.asked_at is not None]
+        if self._keeper.save(self._saved(), set(here) - set(busy), busy, time):
+            for worker in busy:
+                self.crew.send(here[worker], wire.PlaceWanted())
+
+    def _saved(self) -> Saved:
+        return Saved(
+            version=self._shard.version,
+            samples=self.goal.samples,
+            options=self.crew.options.saved(),
+            memory=self._decider.policy.plain_memory(self._decider.ledger.memory),
+            shard=self._shard.saved(),
+            places={},
+        )
+
+    def restore(self, saved: Saved) -> None:
+        """Go on from there; the shard is there already."""
+        self.goal.samples = saved.samples
+        self.crew.options.restore(saved.options)
+        self.progress.restored(saved.version)

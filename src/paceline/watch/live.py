@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The numbers of the moment, from a trace that is still being written.
+
+`Live.read` takes in the whole lines that were added since the last call, and never fails: a file
+that is not there yet, a line that is torn or cannot be understood, a file that was begun anew are
+all expected. It keeps a few recent numbers for each worker and nothing that grows with the run.
+
+It reads no clock: the caller says what time it is.
+"""
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median_low
+
+import msgspec
+
+from paceline.core.events import Fate
+from paceline.watch.trace import (
+    Ended,
+    Gradient,
+    Header,
+    Joined,
+    Left,
+    Paused,
+    Record,
+    Restored,
+    Resumed,
+    Update,
+)
+
+__all__ = ["Live", "Moment", "Slowest"]
+
+WINDOW_S = 5.0  # of the trace's time, over which the rate is taken
+MARKS = 50  # in the window
+LEAST_MARKS = 3  # however slow the run is, so that there is a rate
+LAG_S = 2.0  # the file may be behind by so much without anything being wrong
+RECENT = 20  # gradients of a worker
+LEAST_RECENT = 3  # of them, to be compared
+RECENT_STALENESS = 64  # gradients
+MOST_SCALARS = 16
+
+CHUNK = 1 << 20  # bytes read at once
+CHUNKS = 8  # in one call; whoever begins late catches up over several
+
+DROPPED = (Fate.LATE, Fate.CANCELLED, Fate.STALE)
+
+_LINE = msgspec.json.Decoder(Header | Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """The worker that is slowest of late."""
+
+    worker: int
+    mean_s: float  # of its recent gradients; those that were cut short count as they are
+    ratio: float  # to the median of all workers
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How a run stands."""
+
+    version: int
+    rate: float | None  # updates a second of late; None: not known yet
+    left_s: float | None  # until the last update at this rate; None: not known
+    contributors: int  # to the newest update
+    wanted: int
+    gradients: int  # whose fate is known
+    dropped: int  # late, cancelled or stale
+    non_finite: int
+    workers: int  # here
+    slowest: Slowest | None
+    staleness: float  # of recent gradients that were accepted
+    scalars: dict[str, float | None]  # the last that was logged of each
+    paused: str  # why; empty: it goes on
+    restorations: int
+    lost: int  # updates, with a server
+    ended: str  # how; empty: it has not
+    silent_s: float  # since the trace last grew
+
+    @property
+    def dropped_share(self) -> float:
+        """Of the gradients whose fate is known."""
+        return self.dropped / self.gradients if self.gradients else 0.0
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known from the lines so far."""
+
+    version: int = 0
+    time: float = 0.0  # of the newest record
+    made: int = 0  # updates, lost ones too
+    made_at: float = 0.0  # when the newest of them was
+    contributors: int = 0
+    wanted: int = 0
+    gradients: int = 0
+    dropped: int = 0
+    non_finite: int = 0
+    paused: str = "waiting for workers"
+    restorations: int = 0
+    lost: int = 0
+    ended: str = ""
+    here: dict[int, deque[float]] = field(default_factory=dict)  # recent times of those here
+    fresh: set[int] = field(default_factory=set)  # those here whose first gradient is to come
+    staleness: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STALENESS))
+    scalars: dict[str, float | None] = field(default_factory=dict)
+    marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS + 2))
+    """Times since the run last went on, and how many updates had been made by then."""
+
+
+class Live:
+    """Follows the trace of a run; `steps` is how many updates it is to make, if that is known."""
+
+    def __init__(self, path: Path, steps: int | None = None) -> None:
+        self._path = path
+        self._steps = steps
+        self._offset = 0
+        self._inode = 0
+        self._state = _State()
+        self._grew_at: float | None = None
+
+    def read(self, now: float) -> None:
+        """Take in what was added to the file; `now`: seconds on any clock of the caller's."""
+        if self._grew_at is None:
+            self._grew_at = now
+        try:
+            with self._path.open("rb") as file:
+                self._find_place(file.fileno())
+                file.seek(self._offset)
+                for _ in range(CHUNKS):
+                    chunk = file.read(CHUNK)
+                    if not self._take(chunk):
+                        break
+                    self._grew_at = now
+                    file.seek(self._offset)
+        except OSError:
+            return  # it is not there yet, or cannot be read just now
+
+    def _find_place(self, descriptor: int) -> None:
+        """Begin anew if this is not the file that it was, or less of it."""
+        status = os.fstat(descriptor)
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            self._inode = status.st_ino
+            self._offset = 0
+            self._state = _State()
+
+    def _take(self, chunk: bytes) -> bool:
+        """Take in the whole lines of a chunk; whether there were any."""
+        end = chunk.rfind(b"\n") + 1
+        if not end and len(chunk) == CHUNK:
+            end = len(chunk)  # no line of ours is so long: skip it
+        for line in chunk[:end].splitlines():
+            try:
+                record = _LINE.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
+            if not isinstance(record, Header):
+                _book(self._state, record)
+        self._offset += end
+        return end > 0
+
+    def moment(self, now: float) -> Moment:
+        """How the run stands, by what was read."""
+        state = self._state
+        silent_s = 0.0 if self._grew_at is None else max(0.0, now - self._grew_at)
+        rate = _rate(state, state.time + silent_s)
+        left_s = None
+        if self._steps is not None and rate is not None:
+            left_s = max(0, self._steps - state.version) / rate
+        return Moment(
+            version=state.version,
+            rate=rate,
+            left_s=left_s,
+            contributors=state.contributors,
+            wanted=state.wanted,
+            gradients=state.gradients,
+            dropped=state.dropped,
+            non_finite=state.non_finite,
+            workers=len(state.here),
+            slowest=_slowest(state.here),
+            staleness=fmean(state.staleness) if state.staleness else 0.0,
+            scalars=dict(state.scalars),
+            paused=state.paused,
+            restorations=state.restorations,
+            lost=state.lost,
+            ended=state.ended,
+            silent_s=silent_s,
+        )
+
+
+def _book(state: _State, record: Record) -> None:
+    """Take in one record."""
+    state.time = max(state.time, record.t)
+    match record:
+        case Gradient():
+            _book_gradient(state, record)
+        case Update():
+            _book_update(state, record)
+        case Joined():
+            state.here[record.worker] = deque(maxlen=RECENT)
+            state.fresh.add(record.worker)
+        case Left():
+            state.here.pop(record.worker, None)
+            state.fresh.discard(record.worker)
+        case Paused():
+            state.paused = record.reason
+        case Resumed():
+            state.paused = ""
+            state.marks.clear()
+            state.marks.append((record.t, state.made))
+        case Restored():
+            state.restorations += 1
+            state.lost += max(0, state.version - record.version)
+            state.version = record.version
+            state.paused = "the server is back; waiting for workers"
+            state.ended = ""
+            state.here.clear()
+            state.fresh.clear()
+        case Ended():
+            state.ended = record.reason
+        case _:
+            pass
+
+
+def _book_gradient(state: _State, record: Gradient) -> None:
+    state.gradients += 1
+    state.dropped += record.fate in DROPPED
+    state.non_finite += record.fate is Fate.NON_FINITE
+    if record.fate is Fate.ACCEPTED:
+        state.staleness.append(record.staleness)
+    if record.worker in state.fresh:
+        state.fresh.discard(record.worker)  # it warmed up, which says nothing
+    elif record.worker in state.here and record.fate is not Fate.DUPLICATE:
+        state.here[record.worker].append(record.compute_s)
+
+
+def _book_update(state: _State, record: Update) -> None:
+    state.version = record.update
+    state.made += 1
+    state.made_at = record.t
+    state.contributors, state.wanted = len(record.contributors), record.wanted
+    state.scalars |= record.scalars
+    for name in list(state.scalars)[:-MOST_SCALARS]:
+        del state.scalars[name]
+    marks = state.marks
+    if not marks or record.t - marks[-1][0] >= WINDOW_S / MARKS:
+        marks.append((record.t, state.made))
+        while len(marks) > LEAST_MARKS and marks[1][0] <= record.t - WINDOW_S:
+            marks.popleft()
+
+
+def _rate(state: _State, now: float) -> float | None:
+    """Updates a second of late; it falls once the next one is overdue."""
+    if not state.marks:
+        return None
+    began, before = state.marks[0]
+    made, span_s = state.made - before, state.made_at - began
+    if made < 1 or span_s <= 0:
+        return None
+    usual_s = max(LAG_S, span_s / made)
+    return made / max(span_s, now - usual_s - began)
+
+
+def _slowest(recent: dict[int, deque[float]]) -> Slowest | None:
+    means = {worker: fmean(own) for worker, own in recent.items() if len(own) >= LEAST_RECENT}
+    if len(means) < 2:
+        return None
+    worker = max(means, key=lambda w: means[w])
+    typical_s = median_low(means.values())
+    return Slowest(worker, means[worker], means[worker] / typical_s) if typical_s > 0 else None

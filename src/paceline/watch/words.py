@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Numbers as people read them: three digits and a unit, shares, counts, lists."""
+
+__all__ = [
+    "human_bytes",
+    "human_seconds",
+    "join_words",
+    "percent",
+    "plural",
+    "three_digits",
+    "times",
+]
+
+_SMALL_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_LARGE_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def three_digits(value: float) -> str:
+    """1.74, 51.2, 236, 6,100: never a power of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Three digits and a unit: 51.2 ms, 1.74 s, 2.5 h."""
+    for size, unit in _LARGE_UNITS:
+        if seconds >= 2 * size:
+            return f"{three_digits(seconds / size)} {unit}"
+    for size, unit in _SMALL_UNITS:
+        if seconds >= size:
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{three_digits(seconds / 1e-6)} us"
+
+
+def human_bytes(size: float) -> str:
+    """Three digits and a unit: 12.5 MB."""
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size >= scale:
+            return f"{three_digits(size / scale)} {unit}"
+    return f"{three_digits(size)} B"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage; a small one is not called nothing."""
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+
+
+def plural(count: int, what: str) -> str:
+    """1 update, 2 updates, 1,000 updates."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def times(count: int) -> str:
+    """How often: once, twice, 3 times."""
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
+
+
+def join_words(words: list[str]) -> str:
+    """A, B and C."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""When a run is saved, and whose places go into a checkpoint."""
+
+from threading import Event
+
+import pytest
+import torch
+
+from paceline.errors import SpecError
+from paceline.run.checkpoint import Archive, Saved
+from paceline.run.keeper import PATIENCE_S, Keeper
+from paceline.run.settings import Every, parse_every
+
+
+class Desk:
+    """A keeper with a real archive, whose writes can be held."""
+
+    def __init__(self, folder, every="10"):
+        self.folder = folder
+        self.said = []
+        self.exported = 0
+        self.may_go_on = Event()
+        self.may_go_on.set()
+        self.archive = Archive(folder / "checkpoints", self._say)
+        self.keeper = Keeper(self.archive, parse_every(every), self._export, self.said.append)
+        self.keeper.begin(0, 0.0)
+
+    def _say(self, text):
+        self.said.append(text)
+        self.may_go_on.wait(60)
+
+    def _export(self):
+        self.exported += 1
+
+    def hold(self):
+        """Let the next write fail, and last until `release`: that is told by the thread of it."""
+        (self.folder / "checkpoints").write_text("in the way")
+        self.may_go_on.clear()
+
+    def release(self):
+        (self.folder / "checkpoints").unlink()
+        self.may_go_on.set()
+        self.archive.wait()
+
+    def written(self):
+        """What is on the disk: the newest version and the places."""
+        self.archive.wait()
+        found = self.archive.load()
+        return None if found is None else (found.version, found.places)
+
+
+@pytest.fixture
+def desk(tmp_path):
+    made = []
+
+    def make(every="10"):
+        made.append(Desk(tmp_path, every))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.may_go_on.set()
+        one.keeper.finish()
+
+
+def run_at(version, weights=None):
+    weights = torch.full((4,), float(version)) if weights is None else weights
+    return Saved(version, 8 * version, [], None, {"weights": weights}, {})
+
+
+# --------------------------------------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        ("100", Every(updates=100)),
+        (" 7 ", Every(updates=7)),
+        ("60s", Every(seconds=60.0)),
+        ("500ms", Every(seconds=0.5)),
+        ("2m", Every(seconds=120.0)),
+        ("0", Every()),
+        ("0s", Every()),
+    ],
+)
+def test_how_often_is_a_number_of_updates_or_a_duration(text, every):
+    assert parse_every(text) == every
+
+
+@pytest.mark.parametrize(
+    "text", ["", "often", "-1", "-5s", "nan", "inf", "10x", "1e999s", "9" * 5000]
+)
+def test_how_often_must_be_one_of_the_two(text):
+    with pytest.raises(SpecError, match="must be a number of updates or a duration such as 60s"):
+        parse_every(text)
+
+
+def test_a_run_is_saved_every_so_many_updates(desk):
+    keeper = desk("10").keeper
+    keeper.begin(100, 0.0)
+    assert [version for version in range(100, 121) if keeper.is_due(version, 1e9)][:1] == [110]
+    keeper.save(run_at(113), (), (), 5.0)  # a few late, as when the disk was slow
+    assert not keeper.is_due(122, 1e9)
+    assert keeper.is_due(123, 5.0)
+
+
+def test_a_run_is_saved_every_so_many_seconds(desk):
+    keeper = desk("60s").keeper
+    keeper.begin(7, 100.0)
+    assert not keeper.is_due(10**9, 159.9)
+    assert keeper.is_due(8, 160.0)
+    keeper.save(run_at(8), (), (), 170.0)
+    assert not keeper.is_due(9, 229.9)
+    assert keeper.is_due(9, 230.0)
+
+
+def test_a_run_may_never_be_saved(desk):
+    one = desk("0")
+    assert not one.keeper.is_on
+    assert not one.keeper.is_due(10**9, 1e9)
+    assert not one.keeper.save(run_at(3), [0], [1], 0.0)
+    assert not one.keeper.wants_place(0)
+    one.keeper.save_last(run_at(4), [0], 0.0)
+    assert not one.keeper.wants_place(0)
+    one.keeper.finish()
+    assert one.written() is None
+    assert not (one.folder / "checkpoints").exists()
+    assert one.exported == 1  # what the run was for is written all the same
+
+
+# ------------------------------------------------------------------------------------------- places
+
+
+def test_who_waits_is_asked_with_its_work_and_all_are_waited_for(desk):
+    one = desk()
+    assert one.keeper.save(run_at(10), idle=[0, 1], busy=[2], now=0.0)
+    assert [one.keeper.wants_place(worker) for worker in range(4)] == [True, True, False, False]
+    for worker in (2, 0):
+        one.keeper.take(worker, b"at %d" % worker)
+        one.keeper.tick(1.0)
+        assert one.written() is None
+    assert [one.keeper.wants_place(worker) for worker in range(3)] == [False, True, False]
+    one.keeper.take(1, b"at 1")
+    assert one.written() == (10, {0: b"at 0", 1: b"at 1", 2: b"at 2"})
+
+
+def test_only_the_first_answer_counts(desk):
+    one = desk()
+    one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
+    one.keeper.take(0, b"when it was asked")
+    one.keeper.take(0, b"later")
+    one.keeper.take(7, b"nobody asked")
+    one.keeper.take(1, b"there")
+    one.keeper.take(1, b"later")
+    assert one.written() == (10, {0: b"when it was asked", 1: b"there"})
+    assert one.keeper.place_of(7) == b""
+
+
+def test_who_leaves_is_not_waited_for_and_its_place_before_is_kept(desk):
+    one = desk()
+    one.keeper.know({0: b"old 0", 1: b"old 1", 9: b"gone"})
+    one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
+    one.keeper.take(1, b"new 1")
+    one.keeper.leave(0)
+    assert not one.keeper.wants_place(0)
+    one.keeper.take(0, b"too late")
+    one.keeper.tick(0.5)
+    assert one.written() == (10, {0: b"old 0", 1: b"new 1", 9: b"gone"})
+    assert one.keeper.place_of(0) == b"old 0"
+
+
+def test_where_nobody_has_anything_to_tell_nobody_is_waited_for(desk):
+    one = desk()
+    one.keeper.save(run_at(10), (), (), 0.0)
+    one.keeper.tick(0.0)
+    assert one.written() == (10, {})
+
+
+def test_patience_has_an_end(desk):
+    one = desk()
+    one.keeper.save(run_at(10), idle=[0], busy=[1], now=5.0)
+    one.keeper.take(0, b"here")
+    one.keeper.tick(5.0 + PATIENCE_S)
+    assert one.written() is None
+    one.keeper.tick(5.1 + PATIENCE_S)
+    assert one.written() == (10, {0: b"here"})
+    one.keeper.take(1, b"at last")  # of no checkpoint any more
+    assert one.keeper.place_of(1) == b""
+
+
+def test_a_run_that_goes_on_gives_the_workers_the_places_that_were_saved(desk):
+    keeper = desk().keeper
+    assert keeper.place_of(3) == b""
+    places = {3: b"there"}
+    keeper.know(places)
+    places.clear()
+    assert keeper.place_of(3) == b"there"
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+def test_the_next_checkpoint_does_not_wait_for_places_of_the_one_before(desk):
+    one = desk()
+    one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
+    one.keeper.take(0, b"at 10")
+    assert one.keeper.save(run_at(20), idle=[1], busy=[0], now=1.0)
+    assert one.written() == (10, {0: b"at 10"})
+    assert [one.keeper.wants_place(worker) for worker in (0, 1)] == [False, True]
+    one.keeper.take(0, b"at 20")
+    one.keeper.take(1, b"at 20")
+    assert one.written() == (20, {0: b"at 20", 1: b"at 20"})
+
+
+def test_while_one_is_being_written_no_other_is_begun(desk):
+    one = desk("10")
+    one.hold()
+    one.keeper.save(run_at(10), (), (), 0.0)
+    one.keeper.tick(0.0)
+    assert one.archive.is_writing
+    assert not one.keeper.save(run_at(20), [0], [], 1.0)
+    assert not one.keeper.wants_place(0)
+    assert not one.keeper.is_due(29, 1.0)  # a slow disk makes fewer checkpoints
+    one.release()
+    assert one.keeper.is_due(30, 1.0)
+    assert one.keeper.save(run_at(30), [], [], 1.0)
+    one.keeper.tick(1.0)
+    assert one.written() == (30, {})
+
+
+def test_the_server_never_waits_for_the_disk(desk):
+    """The places of the second checkpoint are there while the first is still being written."""
+    one = desk()
+    one.keeper.save(run_at(10), idle=[0], busy=[], now=0.0)
+    one.hold()
+    assert one.keeper.save(run_at(20), idle=[0], busy=[], now=1.0)
+    one.keeper.take(0, b"at 20")
+    one.keeper.tick(100.0)
+    assert one.archive.is_writing  # the first
+    one.keeper.take(0, b"later")
+    one.release()
+    one.keeper.tick(101.0)
+    assert one.written() == (20, {0: b"at 20"})
+
+
+def test_the_last_version_is_written_whatever_is_on_its_way(desk):
+    one = desk()
+    one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
+    one.keeper.save_last(run_at(13), [0, 1], 1.0)
+    assert [one.keeper.wants_place(worker) for worker in (0, 1)] == [True, True]
+    one.keeper.take(1, b"at the end")
+    one.keeper.finish()
+    assert one.written() == (13, {1: b"at the end"})
+    assert one.exported == 1
+    one.keeper.finish()
+    one.keeper.tick(100.0)
+    assert sorted(path.name for path in (one.folder / "checkpoints").iterdir()) == [
+        "0000000010.ckpt",
+        "0000000013.ckpt",
+    ]
+
+
+def test_places_that_were_told_for_the_last_version_are_in_it(desk):
+    one = desk()
+    one.keeper.save_last(run_at(13), [0, 1], 1.0)
+    for worker in (0, 1):
+        one.keeper.take(worker, b"%d" % worker)
+    assert one.written() == (13, {0: b"0", 1: b"1"})
+
+
+def test_without_memory_there_is_a_word_and_no_checkpoint(desk):
+    one = desk()
+    too_much = torch.zeros(1).expand(10**14)
+    assert not one.keeper.save(run_at(10, too_much), idle=[0], busy=[1], now=0.0)
+    assert not one.keeper.wants_place(0)
+    [word] = one.said
+    assert word.startswith("no checkpoint of version 10: 400000000 MB of shared memory for the ")
+    assert not one.keeper.is_due(19, 0.0)
+    assert one.keeper.save(run_at(20), idle=[], busy=[], now=0.0)
+    one.keeper.tick(0.0)
+    assert one.written() == (20, {})
+
+
+def test_without_memory_for_the_last_version_the_one_before_is_written(desk):
+    one = desk()
+    one.keeper.save(run_at(10), idle=[0], busy=[], now=0.0)
+    one.keeper.save_last(run_at(13, torch.zeros(1).expand(10**14)), [0], 1.0)
+    one.keeper.finish()
+    assert one.written() == (10, {})

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Curves of what was logged, and targets."""
+
+from math import inf
+
+import pytest
+
+from paceline.core.events import Fate
+from paceline.core.policies import parse_policy
+from paceline.errors import SpecError
+from paceline.spec import RunSpec
+from paceline.watch.curves import Point, Target, curve, final
+from paceline.watch.trace import Gradient, Header, Joined, Restored, Resumed, Trace, Update
+
+HEADER = Header.of("run", parse_policy("sync"), RunSpec(workers=1), {})
+
+
+def gradient(t, version, fate=Fate.ACCEPTED):
+    return Gradient(t, 0, version + 1, version, fate, 0, t - 1, 1.0, samples=4)
+
+
+def update(t, number, **scalars):
+    return Update(t, number, (0,), 1, scalars=scalars)
+
+
+RISING = Trace(
+    HEADER,
+    [
+        Joined(1.0, 0),
+        Resumed(2.0),
+        gradient(3.0, 0),
+        update(3.0, 1, accuracy=0.5, loss=2.0),
+        gradient(3.5, 1, Fate.NON_FINITE),
+        gradient(4.0, 1),
+        update(4.0, 2, loss=1.0),
+        gradient(5.0, 2),
+        update(5.0, 3, accuracy=0.9, loss=None),
+    ],
+)
+
+
+def test_a_curve_has_the_time_since_the_beginning_and_the_samples_that_were_learnt():
+    assert curve(RISING, "accuracy") == [Point(1.0, 4, 0.5), Point(3.0, 12, 0.9)]
+    assert curve(RISING, "loss") == [Point(1.0, 4, 2.0), Point(2.0, 8, 1.0)]
+    assert curve(RISING, "other") == []
+
+
+def test_what_was_lost_with_a_server_is_not_in_the_curve():
+    again = [Restored(5.0, 1, HEADER), Joined(5.1, 0), Resumed(5.2), gradient(6.0, 1)]
+    trace = Trace(HEADER, [*RISING.records, *again, update(6.0, 2, accuracy=0.7)])
+    assert [point.value for point in curve(trace, "accuracy")] == [0.5, 0.7]
+
+
+def test_the_final_value_is_the_median_of_the_last_few():
+    records = [update(float(n), n, x=x) for n, x in enumerate([9, 9, 9, 1, 2, 3, 4, 100], start=1)]
+    trace = Trace(HEADER, [Joined(0.0, 0), Resumed(0.0), *records])
+    assert final(trace, "x") == 3
+    assert final(trace, "y") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("accuracy>=0.5", 1.0), (" accuracy >= 0.8", 3.0), ("loss<=1", 2.0), ("accuracy>=0.95", inf)],
+)
+def test_a_target_is_reached_when_it_is_first_seen(text, seconds):
+    assert Target.parse(text).reached_at(RISING) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "accuracy", "accuracy=0.9", ">=0.9", "loss<=much"])
+def test_what_is_no_target_is_refused(text):
+    with pytest.raises(SpecError):
+        Target.parse(text)
+
+
+def test_a_target_is_shown_as_it_is_read():
+    assert str(Target.parse("accuracy>=0.950")) == "accuracy >= 0.95"

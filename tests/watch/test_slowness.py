@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Who is slow: always, sometimes or once; what was cut short counts as at least so long."""
+
+import pytest
+
+from paceline.core.events import Fate
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.slowness import Slowness, find_slow, measure_paces
+from paceline.watch.trace import Gradient, Header, Joined, Trace
+
+ACCEPTED, CANCELLED = Fate.ACCEPTED, Fate.CANCELLED
+
+
+def traced(times: dict[int, list[float]], cut: tuple[int, ...] = ()) -> Trace:
+    """Workers that took so long for their gradients, after one to warm up; some are cut short."""
+    records: list[Joined | Gradient] = []
+    for worker, own in times.items():
+        fate = CANCELLED if worker in cut else ACCEPTED
+        records += [Joined(0.0, worker), Gradient(100.0, worker, 1, 0, ACCEPTED, 0, 0.0, 100.0)]
+        records += [
+            Gradient(100.0 + i, worker, 1 + i, 0, fate, 0, 0.0, took_s)
+            for i, took_s in enumerate(own, start=1)
+        ]
+    return Trace(Header(source="run", policy="backup:1", workers=len(times)), records)
+
+
+def slow(times: dict[int, list[float]], cut: tuple[int, ...] = ()) -> Slowness:
+    return find_slow(measure_paces(traced(times, cut)))
+
+
+def names(found: Slowness) -> tuple[list[int], list[int], list[int]]:
+    """Who is slow always, sometimes, once."""
+    return (
+        [pace.worker for pace, _ in found.always],
+        [pace.worker for pace, _ in found.sometimes],
+        [pace.worker for pace, _ in found.once],
+    )
+
+
+EVEN = [1.0] * 10
+
+
+def test_nobody_is_slow_where_all_are_alike() -> None:
+    assert names(slow({0: EVEN, 1: EVEN, 2: [1.2] * 10})) == ([], [], [])
+
+
+def test_a_median_well_above_that_of_the_others_is_always_slow() -> None:
+    found = slow({0: EVEN, 1: EVEN, 2: [1.5] * 10, 3: [2.0] * 10})
+    assert names(found) == ([3, 2], [], [])
+    assert [others_s for _, others_s in found.always] == [1.0, 1.0]
+
+
+def test_who_is_alone_is_not_slower_than_others() -> None:
+    assert names(slow({0: EVEN})) == ([], [], [])
+
+
+def test_some_that_take_much_longer_than_its_own_median_are_sometimes() -> None:
+    found = slow({0: EVEN, 1: [1.0, 5.0, 1.0, 1.0, 3.0, 1.0, 1.0]})
+    assert names(found) == ([], [1], [])
+    [(_, answers)] = found.sometimes
+    assert [a.took_s for a in answers] == [5.0, 3.0]
+
+
+def test_what_costs_next_to_nothing_is_not_worth_a_word() -> None:
+    assert names(slow({0: EVEN, 1: [1.0] * 998 + [2.0, 2.0]})) == ([], [], [])
+
+
+def test_a_single_one_is_once_if_it_took_very_long() -> None:
+    found = slow({0: EVEN, 1: [*EVEN, 12.0], 2: [*EVEN, 5.0]})
+    assert names(found) == ([], [], [1])
+    [(_, answer)] = found.once
+    assert (answer.t, answer.took_s) == (111.0, 12.0)
+
+
+def test_warming_up_is_no_sign_of_anything() -> None:
+    """The first gradient takes 100 s in all these traces."""
+    assert measure_paces(traced({0: EVEN}))[0].answers[0].took_s == 1.0
+
+
+def test_from_few_gradients_nothing_is_concluded() -> None:
+    found = slow({0: EVEN, 1: [9.0] * 4})
+    assert (found.judged, names(found)) == (1, ([], [], []))
+
+
+def test_what_was_cut_short_counts_as_at_least_so_long() -> None:
+    pace = measure_paces(traced({0: [3.0] * 10}, cut=(0,)))[0]
+    assert (pace.typical_s, pace.is_bound, pace.cut) == (3.0, True, 10)
+
+
+def test_the_median_is_found_behind_what_was_cut_short() -> None:
+    """Three in four are cut at 1 s; those that may finish take 2 s, so half take at most 2 s."""
+    trace = traced({0: [1.0] * 30}, cut=(0,))
+    finished = [Gradient(200.0, 0, 99, 0, ACCEPTED, 0, 0.0, 2.0)] * 10
+    pace = measure_paces(Trace(trace.header, [*trace.records, *finished]))[0]
+    assert (pace.typical_s, pace.is_bound) == (2.0, False)
+
+
+def test_a_single_one_that_was_let_finish_is_no_median() -> None:
+    trace = traced({0: [1.0] * 30}, cut=(0,))
+    finished = Gradient(200.0, 0, 99, 0, ACCEPTED, 0, 0.0, 50.0)
+    pace = measure_paces(Trace(trace.header, [*trace.records, finished]))[0]
+    assert (pace.typical_s, pace.is_bound) == (1.0, True)
+
+
+def test_who_is_always_cut_short_is_slow_though_nobody_knows_how_slow() -> None:
+    found = slow({0: EVEN, 1: EVEN, 2: [1.05] * 10}, cut=(2,))
+    assert names(found) == ([2], [], [])
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "backup:3", "deadline", "async", "ssp:2"])
+def test_the_worker_that_is_slow_by_design_is_found(policy: str) -> None:
+    spec = RunSpec(workers=8, steps=400)
+    trace = simulate(policy, Cluster.parse("45ms + exp:5ms; worker 6 x2"), spec)
+    assert names(find_slow(measure_paces(trace)))[0] == [6]
+
+
+@pytest.mark.parametrize("policy", ["sync", "async", "delayed:1"])
+def test_hiccups_by_design_are_found_in_everybody(policy: str) -> None:
+    spec = RunSpec(workers=4, steps=800)
+    trace = simulate(policy, Cluster.parse("45ms + exp:5ms + 5% exp:500ms"), spec)
+    always, sometimes, _ = names(find_slow(measure_paces(trace)))
+    assert (always, sorted(sometimes)) == ([], [0, 1, 2, 3])
+
+
+def test_equal_workers_are_not_slow_however_many_are_dropped() -> None:
+    spec = RunSpec(workers=8, steps=300)
+    trace = simulate("backup:5", Cluster.parse("45ms + exp:5ms"), spec)
+    assert names(find_slow(measure_paces(trace))) == ([], [], [])

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whom a run waited for: nobody before the first report, then whoever ended each stretch."""
+
+import pytest
+
+from paceline.core.events import Fate
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.audit import audit
+from paceline.watch.trace import (
+    Ended,
+    Gradient,
+    Header,
+    Joined,
+    Left,
+    Paused,
+    Record,
+    Restored,
+    Resumed,
+    Timer,
+    Trace,
+    Update,
+)
+from paceline.watch.waiting import IN_VAIN, waited_for, waits
+
+ACCEPTED, CANCELLED, NON_FINITE = Fate.ACCEPTED, Fate.CANCELLED, Fate.NON_FINITE
+
+
+def traced(policy: str, *records: Record, workers: int = 3, **header: object) -> Trace:
+    """A run of workers that join at 0; the trace is known to be sound."""
+    joined = [Joined(0.0, worker) for worker in range(workers)]
+    head = Header(source="run", policy=policy, workers=workers, **header)
+    # It begins with as many as the rule needs; those beyond are told after that.
+    for begin in range(1, workers + 1):
+        trace = Trace(head, [*joined[:begin], Resumed(0.0), *joined[begin:], *records])
+        try:
+            audit(trace)
+        except ValueError:
+            continue
+        return trace
+    audit(trace)
+    raise AssertionError
+
+
+def test_each_stretch_is_charged_to_who_ended_it() -> None:
+    trace = traced(
+        "sync",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(2.0, 1, 1, 0, ACCEPTED, 0, 0.0, 2.0),
+        Gradient(10.0, 2, 1, 0, ACCEPTED, 0, 0.0, 10.0),
+        Update(10.0, 1, (0, 1, 2), 3),
+        Gradient(11.0, 2, 2, 1, ACCEPTED, 0, 10.0, 1.0),
+        Gradient(13.0, 0, 2, 1, ACCEPTED, 0, 10.0, 3.0),
+        Gradient(13.5, 1, 2, 1, ACCEPTED, 0, 10.0, 3.5),
+        Update(13.5, 2, (2, 0, 1), 3),
+    )
+    assert waited_for(trace) == {2: 8.0, 0: 2.0, 1: 1.5}
+
+
+def test_a_report_that_nobody_waits_for_ends_nothing() -> None:
+    """Worker 2 reports on an old version while worker 0 waits for worker 1."""
+    trace = traced(
+        "backup:1",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(2.0, 1, 1, 0, ACCEPTED, 0, 0.0, 2.0),
+        Update(2.0, 1, (0, 1), 2),
+        Gradient(3.0, 0, 2, 1, ACCEPTED, 0, 2.0, 1.0),
+        Gradient(4.0, 2, 1, 0, CANCELLED, 1, 0.0, 2.0, 0),
+        Gradient(6.0, 1, 2, 1, ACCEPTED, 0, 2.0, 4.0),
+        Update(6.0, 2, (0, 1), 2),
+    )
+    assert waited_for(trace) == {1: 4.0}
+
+
+def test_who_leaves_and_lets_the_others_go_on_was_waited_for() -> None:
+    trace = traced(
+        "sync",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Left(5.0, 1, "killed", 0.0),
+        Update(5.0, 1, (0,), 2),
+        workers=2,
+    )
+    assert waited_for(trace) == {1: 4.0}
+
+
+def test_a_gradient_that_is_not_finite_is_an_answer() -> None:
+    trace = traced(
+        "sync",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(3.0, 1, 1, 0, NON_FINITE, 0, 0.0, 3.0),
+        Update(3.0, 1, (0,), 2),
+        workers=2,
+    )
+    assert waited_for(trace) == {1: 2.0}
+
+
+def test_what_a_deadline_ends_was_waited_in_vain() -> None:
+    trace = traced(
+        "deadline:after=4s",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(2.0, 1, 1, 0, ACCEPTED, 0, 0.0, 2.0),
+        Timer(4.0, 1),
+        Update(4.0, 1, (0, 1), 3),
+        Gradient(4.0, 2, 1, 0, CANCELLED, 1, 0.0, 4.0, 0),
+    )
+    assert waited_for(trace) == {IN_VAIN: 2.0, 1: 1.0}
+
+
+def test_a_pause_is_not_waiting_for_work() -> None:
+    trace = traced(
+        "sync",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Left(2.0, 1, "killed", 0.0),
+        Paused(2.0, "1 of at least 2 workers; waits for 1"),
+        Joined(7.0, 1),
+        Resumed(7.0),
+        Gradient(9.0, 1, 2, 0, ACCEPTED, 0, 7.0, 2.0),
+        Update(9.0, 1, (0, 1), 2),
+        workers=2,
+        min_workers=2,
+    )
+    assert waited_for(trace) == {1: 1.0 + 2.0}
+
+
+def test_nobody_is_waited_for_while_there_is_no_server() -> None:
+    header = Header(source="run", policy="sync", workers=2)
+    trace = traced(
+        "sync",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Restored(3.0, 0, header),
+        Joined(8.0, 0),
+        Joined(8.0, 1),
+        Resumed(8.0),
+        Gradient(9.0, 0, 1, 0, ACCEPTED, 0, 8.0, 1.0),
+        Gradient(9.5, 1, 1, 0, ACCEPTED, 0, 8.0, 1.5),
+        Update(9.5, 1, (0, 1), 2),
+        workers=2,
+    )
+    assert waited_for(trace) == {1: 0.5}
+
+
+def test_what_comes_after_the_last_update_is_nobodys_fault() -> None:
+    trace = traced(
+        "backup:1",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(2.0, 1, 1, 0, ACCEPTED, 0, 0.0, 2.0),
+        Update(2.0, 1, (0, 1), 2),
+        Gradient(9.0, 2, 1, 0, CANCELLED, 1, 0.0, 2.0, 0),
+        Left(10.0, 2),
+        Ended(2.0, 1),
+        steps=1,
+    )
+    assert waited_for(trace) == {1: 1.0}
+
+
+def test_under_delayed_nobody_waits_before_somebody_has_nothing_more_to_do() -> None:
+    """Worker 0 computes for the second update meanwhile; from 2 on it has nothing to do."""
+    trace = traced(
+        "delayed:1",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(2.0, 0, 2, 0, ACCEPTED, 1, 1.0, 1.0),
+        Gradient(5.0, 1, 1, 0, ACCEPTED, 0, 0.0, 5.0),
+        Update(5.0, 1, (0, 1), 2),
+        workers=2,
+    )
+    assert waited_for(trace) == {1: 3.0}
+
+
+def test_under_ssp_whoever_lets_the_others_go_on_was_waited_for() -> None:
+    """Worker 0 is one gradient ahead at 1, and waits until worker 1 has its first."""
+    trace = traced(
+        "ssp:0",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Update(1.0, 1, (0,), 1),
+        Gradient(4.0, 1, 1, 0, ACCEPTED, 1, 0.0, 4.0),
+        Update(4.0, 2, (1,), 1),
+        Gradient(5.0, 0, 2, 2, ACCEPTED, 0, 4.0, 1.0),
+        Update(5.0, 3, (0,), 1),
+        workers=2,
+    )
+    assert waited_for(trace) == {1: 3.0}
+
+
+@pytest.mark.parametrize("policy", ["async", "softsync:3", "batchsync:5", "softsync:3,lr=constant"])
+def test_rules_that_ask_again_at_once_wait_for_nobody(policy: str) -> None:
+    trace = simulate(policy, Cluster.parse("50ms + exp:30ms"), RunSpec(workers=3, steps=40))
+    assert not waits(policy)
+    assert waited_for(trace) == {}
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "delayed:1", "ssp:1"])
+def test_rules_that_wait_are_charged_for_no_more_than_there_is(policy: str) -> None:
+    spec = RunSpec(workers=4, steps=100)
+    trace = simulate(policy, Cluster.parse("50ms + exp:10ms; worker 2 x3"), spec)
+    waited = waited_for(trace)
+    assert waits(policy)
+    assert 0 < sum(waited.values()) <= trace.records[-1].t
+    if policy != "backup:1":  # which does not wait for it
+        assert max(waited, key=lambda worker: waited[worker]) in (2, IN_VAIN)
+
+
+def test_the_sum_is_the_time_from_the_first_report_to_the_update() -> None:
+    trace = simulate("sync", Cluster.parse("50ms + exp:30ms"), RunSpec(workers=5, steps=50))
+    first: dict[int, float] = {}
+    for gradient in trace.gradients():
+        first.setdefault(gradient.version, gradient.t)
+    waited = sum(update.t - first[update.update - 1] for update in trace.updates())
+    assert sum(waited_for(trace).values()) == pytest.approx(waited)
