@@ -229,6 +229,25 @@ def test_a_torn_checkpoint_is_put_aside_and_the_one_before_is_taken(going, whole
     assert_the_same(results(folder), whole)
 
 
+def test_a_run_of_which_nothing_whole_is_left_does_not_begin_anew(going, tmp_path, script, nursery):
+    folder = going("all", steps=12)
+    for file in (folder / "checkpoints").glob("*.ckpt"):
+        file.write_bytes(file.read_bytes()[:-100])
+    trace = (folder / "trace.jsonl").read_bytes()
+    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5))
+    path = script(QUIET + SOURCE)
+    assert Launch(settings, path, (str(folder),), folder, nursery).run() == 6
+    assert (folder / "trace.jsonl").read_bytes() == trace
+
+
+def test_another_model_is_not_trained_from_a_checkpoint(going, script, nursery, capsys):
+    folder = going("model", steps=6)
+    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5))
+    path = script(QUIET + SOURCE.replace("nn.Linear(6, 8)", "nn.Linear(6, 8, bias=False)"))
+    assert Launch(settings, path, (str(folder),), folder, nursery).run() == 6
+    assert "the checkpoint is not of this script: it has 6 parameters" in capsys.readouterr().err
+
+
 def test_a_run_that_has_made_its_updates_only_comes_to_its_end(going, whole):
     folder = going("again")
     shutil.rmtree(folder / "output")

@@ -89,6 +89,11 @@ class Keeper:
         self._awaited, self._to_ask, self._began = {*idle, *busy}, set(idle), now
         return True
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether there is a copy that is not being written yet."""
+        return self._snapshot is not None
+
     def place_of(self, worker: int) -> bytes:
         """Where a worker is to begin; nothing: at its beginning."""
         return self._places.get(worker, b"")

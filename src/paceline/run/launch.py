@@ -18,7 +18,7 @@ from types import FrameType
 
 import msgspec
 
-from paceline.errors import PacelineError, PeerLost, SpecError
+from paceline.errors import CheckpointError, PacelineError, PeerLost, SpecError
 from paceline.run.child import STOPS
 from paceline.run.folder import fill, hold
 from paceline.run.nursery import Nursery
@@ -300,8 +300,9 @@ class Launch:
             return 128 + self._number
         assert self._server is not None
         codes = [child.code for child in self._workers]
-        if SpecError.exit_code in (self._server.code, *codes):
-            return SpecError.exit_code
+        for kind in (SpecError, CheckpointError):
+            if kind.exit_code in (self._server.code, *codes):
+                return kind.exit_code
         if self._server.code or any(code > 0 for code in codes):
             return 1
         if not self._trace.exists():

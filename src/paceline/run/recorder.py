@@ -18,6 +18,9 @@ from paceline.watch.trace import Header, Record
 __all__ = ["Recorder"]
 
 
+MOST = 512  # events that wait to become lines, on a server that is never quiet
+
+
 class _Line(msgspec.Struct):
     """As much of a line as is needed to go on after it."""
 
@@ -77,6 +80,8 @@ class Recorder:
         """Take these in; they become lines when there is time for it."""
         if not self._is_broken:
             self._given.append(records)
+            if len(self._given) >= MOST:
+                self.flush()
 
     def catch_up(self) -> None:
         """Make lines of what was taken in."""

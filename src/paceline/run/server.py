@@ -281,6 +281,8 @@ class Server:
         made = self._performer.perform(actions, event.time, version, gradient)
         self._recorder.write(record_event(event, actions, version, measured, made))
         self._has_chores = True
+        if self._keeper.is_gathering:
+            self._recorder.flush()  # a trace is never behind a checkpoint
         if self._goal.is_reached and not self._stops:
             self._tell(StopRequested(self._now()))
         if self._end is None:  # and when everything else is done:
