@@ -16,18 +16,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Eight machines, one of them always slow, all of them slow now and then.
-DEMO_CLUSTER := --workers 8 --latency "45ms + exp:5ms + 5% exp:500ms; worker 7 x1.8"
+# Eight workers, one of them always slow, all of them slow now and then.
+DEMO := paceline compare --workers 8 --epochs 11 --target "accuracy>=0.95" \
+	--slow "80ms + exp:5ms + 5% exp:400ms; worker 7 x2" --out demo-out examples/digits.py
 
-demo: $(READY)   ## the rules side by side on one straggling cluster, and a plan: tables and figures
-	@mkdir -p demo-out
-	@echo '$$ paceline simulate $(DEMO_CLUSTER) --steps 2000'
-	@$(BIN)/paceline simulate $(DEMO_CLUSTER) --steps 2000 --plot demo-out/rules.png
-	@echo
-	@echo '$$ paceline plan $(DEMO_CLUSTER)'
-	@$(BIN)/paceline plan $(DEMO_CLUSTER) --plot demo-out/plan.png
-	@echo
-	@echo 'The figures are in demo-out: rules.png, plan.png'
+demo: $(READY)   ## train under five rules on straggling workers: a table, figures, a report
+	@rm -rf demo-out
+	@echo '$$ $(DEMO)'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(DEMO)
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .
@@ -50,5 +46,5 @@ figures: $(READY) ## make the figures of docs/ again
 	$(BIN)/python docs/figures.py
 
 clean:           ## remove the environment and everything that was made
-	rm -rf $(VENV) build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist demo-out runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

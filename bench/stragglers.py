@@ -3,7 +3,7 @@
 
 Eight workers take 50 ms for a gradient, and in 5 of 100 cases an extra of 500 ms on average. Each
 draws its times from the seed, and the simulator draws the same, so that its time for an update is
-the limit: what it would take if nothing but waiting took any time.
+the prediction, and the limit: what it would take if nothing but waiting took any time.
 """
 
 import argparse
@@ -73,9 +73,8 @@ def measure(seeds: int, nursery: Nursery) -> None:
             row = [f"{limit:.1f} ms", f"{real:.1f} ms", f"{100 * (real / limit - 1):+.1f} %"]
             rows.append([policy, late, f"{seed}", *row])
             print(*rows[-1], sep="  ", flush=True)
-    print_table(
-        f"{WORKERS} workers, {LATENCY}", ["rule", "late", "seed", "limit", "run", "more"], rows
-    )
+    columns = ["rule", "late", "seed", "predicted", "measured", "off by"]
+    print_table(f"{WORKERS} workers, {LATENCY}", columns, rows)
 
 
 if __name__ == "__main__":

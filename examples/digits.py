@@ -2,11 +2,9 @@
 """A small convolutional network learns to read handwritten digits.
 
 $ paceline run --workers 8 --policy backup:1 --steps 200 examples/digits.py
-server    | 200 updates of 22400 samples in 3.2 s
-worker 0  | test accuracy 98.3%
+server    | 200 updates of 22400 samples in 3.5 s
+worker 0  | test accuracy 97.5%
 """
-
-import argparse
 
 import torch
 from sklearn.datasets import load_digits
@@ -16,13 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
-parser = argparse.ArgumentParser(description="read handwritten digits")
-parser.add_argument("--lr", type=float, default=0.05)
-parser.add_argument("--epochs", type=int, default=5, help="when it runs alone")
-parser.add_argument("--seed", type=int, default=0)
-args = parser.parse_args()
-
-torch.manual_seed(args.seed)
+torch.manual_seed(0)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
 labels = torch.tensor(digits.target)
@@ -40,7 +32,7 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(512, 10),
 )
-optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
 run = paceline.join()
 model, optimizer, loader = run.prepare(model, optimizer, loader)
@@ -51,14 +43,14 @@ def accuracy():
     return (model(images[test]).argmax(1) == labels[test]).float().mean().item()
 
 
-for _ in range(args.epochs):
+for _ in range(5):
     for step, (inputs, targets) in enumerate(loader):  # in a run, until the last update is made
         optimizer.zero_grad()
         loss = cross_entropy(model(inputs), targets)
         loss.backward()
-        optimizer.step()
+        optimizer.step()  # push, wait as the rule says, load
         run.log(loss=loss.item())
-        if run.is_first and step % 10 == 0:
+        if run.is_first and step % 5 == 0:
             run.log(accuracy=accuracy())
 
 if run.is_first:

@@ -20,7 +20,11 @@ OUR_CODE = (
     str(Path(__file__).parent.parent / "src"),
 )
 
-SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")  # by pytest; by torch, once
+SET_BY_OTHERS = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",  # by torch, once
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # by scikit-learn, once
+)
 
 
 @pytest.fixture(autouse=True)

@@ -107,3 +107,9 @@ def test_python_that_is_shown_gives_what_is_shown(page: Path) -> None:
         runner.run(test, out=failures.append, clear_globs=False)
         names = test.globs
     assert not failures, "".join(failures)
+
+
+def test_the_quick_start_of_the_readme_is_the_first_example():
+    example = (ROOT / "examples" / "digits.py").read_text()
+    code = example[example.index("import torch\n") :]
+    assert code in [block.text for block in _blocks() if block.kind == "python"]

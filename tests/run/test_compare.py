@@ -43,7 +43,9 @@ def compared(call, script, nursery, monkeypatch):
 def test_each_rule_has_a_row_a_folder_and_its_part_of_the_report(compared, tmp_path):
     out_dir = tmp_path / "out"
     words = ("-w", 2, "--epochs", 2, "--slow", "2ms", "--target", "loss<=1e9", "--out", out_dir)
-    code, out, err = compared(*words, "-p", "sync", "-p", "backup:1", "-p", "softsync:2,lr=constant")
+    code, out, err = compared(
+        *words, "-p", "sync", "-p", "backup:1", "-p", "softsync:2,lr=constant"
+    )
     assert code == 0, err
     header, *rows = re.findall(r"^(?:rule|sync|backup|softsync).*$", out, re.MULTILINE)
     columns = "rule updates/s staleness dropped step predicted off by to loss <= 1e+09 final loss"
