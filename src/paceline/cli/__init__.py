@@ -150,51 +150,6 @@ def plan(
     _load("plan").run(**locals())
 
 
-Arguments = Annotated[
-    list[str] | None, typer.Argument(help="What the script is given.", show_default=False)
-]
-Crew = Annotated[int, typer.Option("--workers", "-w", help="How many workers.")]
-Steps = Annotated[int | None, typer.Option(help="End after so many updates.")]
-Samples = Annotated[
-    int | None, typer.Option(help="End when so many samples have come into updates.")
-]
-Epochs = Annotated[
-    float | None,
-    typer.Option(help="End when so many times the data has. [default: 1, if nothing else]"),
-]
-Slow = Annotated[
-    str,
-    typer.Option(
-        help="Let each gradient take at least as long as this latency says, e.g. "
-        "'50ms + 5% exp:500ms; worker 3 x2'; see paceline simulate --help."
-    ),
-]
-Patience = Annotated[
-    str, typer.Option(help="A run that has paused for so long ends: seconds, or '10m'.")
-]
-Restart = Annotated[
-    bool,
-    typer.Option(
-        help="Whether a worker that dies, or a server that is killed, is started again: after "
-        "0.5 s, 1 s, 2 s and so on, and up to 5 times in a row without getting on."
-    ),
-]
-CheckpointEvery = Annotated[
-    str,
-    typer.Option(
-        help="How often the run is saved, so that it can go on after a kill: every '100' updates, "
-        "or every '60s'; '0' for never."
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        help="Go on with the run in this folder, from its last checkpoint: with its script, "
-        "arguments and options, but for those that are given here."
-    ),
-]
-
-
 @app.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 def run(
     context: typer.Context,
