@@ -167,6 +167,22 @@ def test_a_server_that_is_killed_comes_back_and_nothing_is_different(going, whol
     assert_the_same(results(folder), whole)
 
 
+CHANGED = """
+def trouble(run):
+    if run.version == 12:
+        optimizer.param_groups[0]["lr"] *= 0.5
+    unlucky(run)
+"""
+
+
+def test_what_was_changed_since_the_checkpoint_is_changed_again_and_once(going):
+    lucky = results(going("lucky", CHANGED + "\ndef unlucky(run): pass\n"))
+    unlucky = "\nSAVED = {13: 10}\n" + KILLED.replace("trouble", "unlucky")
+    folder = going("unlucky", CHANGED + unlucky)
+    assert restored(folder) == [10]
+    assert_the_same(results(folder), lucky)
+
+
 KILLED_ANYWHERE = """
 def trouble(run):
     for version in (8, 17):
@@ -246,6 +262,32 @@ def test_another_model_is_not_trained_from_a_checkpoint(going, script, nursery, 
     path = script(QUIET + SOURCE.replace("nn.Linear(6, 8)", "nn.Linear(6, 8, bias=False)"))
     assert Launch(settings, path, (str(folder),), folder, nursery).run() == 6
     assert "the checkpoint is not of this script: it has 6 parameters" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_written_is_no_reason_to_lose_the_run(launch):
+    ran = launch(
+        """
+class Odd(nn.Linear):
+    def get_extra_state(self):
+        return lambda: None
+
+    def set_extra_state(self, state): pass
+
+model = Odd(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+""",
+        steps=3,
+    )
+    assert ran.code == 0
+    assert "the weights cannot be written" in ran.out
+    assert list(ran.folder.glob("weights*")) == []
+    assert [file.stem for file in ran.folder.glob("checkpoints/*.ckpt")] == ["0000000003"]
 
 
 def test_a_run_that_has_made_its_updates_only_comes_to_its_end(going, whole):

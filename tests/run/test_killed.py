@@ -46,7 +46,8 @@ class Family:
 
     def wait_until_all_are_gone(self) -> None:
         self.launcher.kill()
-        self.launcher.communicate()
+        self.launcher.wait()
+        self.launcher.stdout.close()
         for fd in self._fds:
             poll = select.poll()
             poll.register(fd, select.POLLIN)
@@ -99,6 +100,21 @@ def test_nothing_is_left_of_a_run_that_was_killed_and_it_goes_on_at_once(tmp_pat
     assert len(restored) == 1
     assert restored[0] >= 5
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_nobody_reading_what_is_printed_ends_no_run(tmp_path):
+    """As with `paceline run ... | head -1`, and with `| tee` where Ctrl-C ends that first."""
+    new = ("--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
+    family = Family(tmp_path, "-w", "2", "--steps", "40", "--slow", "20ms", *new)
+    family.wait_for("training")
+    family.launcher.stdout.close()
+    assert family.launcher.wait(PATIENCE_S) == 0
+    family.wait_until_all_are_gone()
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    audit(trace)
+    assert len(list(trace.updates())) == 40
+    assert (tmp_path / "run" / "weights.pt").exists()
+    assert "at the end: 40" in (tmp_path / "run" / "output" / "worker-0.log").read_text()
 
 
 def test_a_new_run_starts_while_the_dead_one_is_still_ending(tmp_path):

@@ -18,8 +18,8 @@ from paceline.run.place import (
     Place,
     Randomness,
     Whereabouts,
-    _decode_place,
-    _encode,
+    decode_place,
+    encode_place,
 )
 
 
@@ -53,7 +53,7 @@ def draw():
 
 def travelled(randomness):
     """As it comes back from a checkpoint."""
-    return _decode_place(_encode(Place((), randomness))).randomness
+    return decode_place(encode_place(Place((), randomness))).randomness
 
 
 # --------------------------------------------------------------------------------------- randomness
@@ -165,20 +165,20 @@ numbers = st.integers(0, 2**53)
 @given(st.builds(Bookmark, numbers, numbers, st.lists(st.tuples(numbers, numbers)).map(tuple)))
 def test_any_bookmark_comes_back(bookmark):
     place = Place((bookmark, Bookmark(0, 0)), Randomness(b"", (3, (1, 2), None), None))
-    assert _decode_place(_encode(place)) == place
+    assert decode_place(encode_place(place)) == place
 
 
 @unhurried
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_place_are_refused(junk):
     with pytest.raises(ProtocolError, match="expected the place of a worker"):
-        _decode_place(junk)
+        decode_place(junk)
 
 
 @pytest.mark.parametrize("cut", [1, 100, -1])
 def test_a_place_that_is_cut_is_refused(cut):
     with pytest.raises(ProtocolError, match="expected the place of a worker"):
-        _decode_place(_encode(Place((Bookmark(1, 2),), randomness()))[:cut])
+        decode_place(encode_place(Place((Bookmark(1, 2),), randomness()))[:cut])
 
 
 # -------------------------------------------------------------------------------------- whereabouts
@@ -199,7 +199,7 @@ class Shelf:
 
 
 def bookmarks(body):
-    return _decode_place(body).bookmarks
+    return decode_place(body).bookmarks
 
 
 def test_what_is_told_is_where_all_streams_were_when_the_work_began():
@@ -215,7 +215,7 @@ def test_what_is_told_is_where_all_streams_were_when_the_work_began():
     one.at = Bookmark(0, 4)
     told = where.tell()
     assert bookmarks(told) == (Bookmark(0, 3), Bookmark(2, 1, ((0, 7),)))
-    _decode_place(told).randomness.restore()
+    decode_place(told).randomness.restore()
     assert draw() == expected
     assert where.tell() == told
 
@@ -234,7 +234,7 @@ def test_a_stream_that_the_script_has_let_go_of_is_told_as_it_was_last():
 
 
 def place(*marks, seed=7):
-    return _encode(Place(marks, randomness(seed)))
+    return encode_place(Place(marks, randomness(seed)))
 
 
 def test_a_worker_that_is_given_a_place_begins_all_its_streams_there():

@@ -44,6 +44,13 @@ def test_a_run_begins_without_a_worker_that_never_comes(launch, policy):
         assert "nobody waits for worker 2" in ran.out
 
 
+def test_a_run_begins_without_a_worker_whose_script_ends_before_it_joins(launch):
+    ends_early = "if WORKER == 1: sys.exit(0)\ndef trouble(run): pass\n"
+    ran = launch(troubled(ends_early), steps=5)
+    assert ran.code == 0
+    assert counts(ran.trace) == [1] * 5
+
+
 def test_a_run_that_cannot_begin_ends(launch):
     dies_early = "if WORKER == 1: strike()\ndef trouble(run): pass\n"
     ran = launch(troubled(dies_early), min_workers=2, patience_s=0.2, steps=5)

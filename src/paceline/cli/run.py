@@ -15,6 +15,7 @@ from paceline.errors import SpecError
 from paceline.run.folder import new_run_dir
 from paceline.run.launch import Launch
 from paceline.run.nursery import Nursery
+from paceline.run.output import patience_with
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
 
@@ -118,9 +119,11 @@ def _launch(settings: Settings, run_dir: Path, load: Load, restart: bool) -> int
         nursery.start()  # so that it loads what it needs while we do
         screen = load("panel").Panel(settings, run_dir / "trace.jsonl") if is_live else None
         code = launch.run(screen)
-    if (run_dir / "trace.jsonl").exists():
-        load("report").print_report(run_dir / "trace.jsonl")
-    _tell_what_came_of_it(run_dir, code)
+    with patience_with(sys.stderr), patience_with(sys.stdout):
+        if (run_dir / "trace.jsonl").exists():
+            load("report").print_report(run_dir / "trace.jsonl")
+            sys.stdout.flush()
+        _tell_what_came_of_it(run_dir, code)
     return code
 
 

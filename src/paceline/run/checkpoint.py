@@ -33,6 +33,10 @@ _SIZES = struct.Struct("<QQQII")  # bytes of tree, places, tensors; checksums of
 _CHUNK = 8 << 20
 
 
+class _Torn(CheckpointError):
+    """A file is not what was written."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """A run between two updates; plain values and tensors."""
@@ -75,7 +79,7 @@ class Archive:
         for path in files:
             try:
                 return _read(path)
-            except CheckpointError as error:
+            except _Torn as error:
                 self._say(f"{error}; it is put aside")
                 with suppress(OSError):
                     path.rename(path.with_suffix(".torn"))
@@ -179,15 +183,15 @@ def _read(path: Path) -> Saved:
 def _parse(path: Path, file: BinaryIO) -> Saved:
     head = file.read(len(MAGIC) + _SIZES.size)
     if len(head) < len(MAGIC) + _SIZES.size or not head.startswith(MAGIC):
-        raise CheckpointError(f"{path} is torn, or not a checkpoint of this release")
+        raise _Torn(f"{path} is torn, or not a checkpoint of this release")
     tree_bytes, places_bytes, size, plain, check = _SIZES.unpack(head[len(MAGIC) :])
     there = os.fstat(file.fileno()).st_size
     wanted = len(head) + tree_bytes + places_bytes + size
     if there != wanted:
-        raise CheckpointError(f"{path} is torn: it has {there} bytes and should have {wanted}")
+        raise _Torn(f"{path} is torn: it has {there} bytes and should have {wanted}")
     tree, told = file.read(tree_bytes), file.read(places_bytes)
     if zlib.crc32(tree + told) != plain:
-        raise CheckpointError(f"{path} is torn: its checksum does not fit")
+        raise _Torn(f"{path} is torn: its checksum does not fit")
     _, fd = Region.create(size, "checkpoint")
     try:
         found = 0
@@ -196,7 +200,7 @@ def _parse(path: Path, file: BinaryIO) -> Saved:
             found = zlib.crc32(chunk, found)
             os.pwrite(fd, chunk, offset)
         if found != check:
-            raise CheckpointError(f"{path} is torn: the checksum of its tensors does not fit")
+            raise _Torn(f"{path} is torn: the checksum of its tensors does not fit")
         places = msgspec.msgpack.decode(told, type=dict[int, bytes])
         return Saved(**unpack(tree, fd), places=places)
     finally:

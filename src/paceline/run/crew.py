@@ -14,7 +14,7 @@ from paceline.run import wire
 from paceline.run.bulk import Region
 from paceline.run.keeper import Keeper
 from paceline.run.layout import difference
-from paceline.run.options import OptionBook, as_it_is
+from paceline.run.options import OptionBook, all_options, as_it_is
 from paceline.run.peers import Peer
 from paceline.run.settings import Settings
 from paceline.run.shard import Place, Shard
@@ -77,7 +77,12 @@ class Crew:
         """Let the worker compute at this version, and tell it what became of its last gradient."""
         peer = self.members[action.worker]
         place = self._shard.read(action.worker, action.version)
-        changed = self.options.since(peer.options_known)
+        optimizers = self._shard.common.optimizers
+        if peer.options_known is None:  # it may come from another server, which was lost
+            options = all_options(optimizers)
+        else:
+            changed = self.options.since(peer.options_known)
+            options = tuple([as_it_is(optimizers, option) for option in changed])
         work = wire.Work(
             action.turn,
             action.version,
@@ -85,7 +90,7 @@ class Crew:
             place.number not in peer.places,
             self._shard.steps_at(action.version),
             asked_at,
-            tuple([as_it_is(self._shard.common.optimizers, option) for option in changed]),
+            options,
             peer.seen,
             place_wanted,
         )

@@ -74,10 +74,10 @@ class Keeper:
 
     def save_last(self, saved: Saved, here: Collection[int], now: float) -> None:
         """Save the last version, and what the run was for; all of these tell their places."""
-        self._export()
         if self.is_on:
             self._archive.wait()
             self._copy(saved, here, (), now)
+        self._export()
 
     def _copy(self, saved: Saved, idle: Collection[int], busy: Collection[int], now: float) -> bool:
         self._write()

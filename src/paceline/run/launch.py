@@ -22,7 +22,7 @@ from paceline.errors import CheckpointError, PacelineError, PeerLost, SpecError
 from paceline.run.child import STOPS
 from paceline.run.folder import fill, hold
 from paceline.run.nursery import Nursery
-from paceline.run.output import Output, PlainScreen, Screen, Stream
+from paceline.run.output import Output, PatientScreen, PlainScreen, Screen, Stream
 from paceline.run.processes import Child, Processes
 from paceline.run.restarts import TRIES_MAX, Follower, tell_missing
 from paceline.run.settings import Settings
@@ -73,7 +73,7 @@ class Launch:
 
     def run(self, screen: Screen | None = None) -> int:
         """Run to the end, shown on this screen; return the exit code."""
-        self._screen = screen or PlainScreen()
+        self._screen = PatientScreen(screen or PlainScreen())
         with ExitStack() as stack:
             stack.callback(self._screen.close)
             stack.enter_context(hold(self._run_dir))
@@ -153,7 +153,9 @@ class Launch:
 
     def _on_end_of_worker(self, worker: Child) -> None:
         assert worker.who.worker is not None
-        if worker.code and not worker.is_killed:
+        if worker.code == 0:
+            self._miss(worker, "it has come to its end")
+        elif not worker.is_killed:
             if not self._may_start or self._all_failed_alike():
                 self._output.say(f"{worker.name} {worker.how}")
                 self._miss(worker, worker.how)
@@ -169,8 +171,10 @@ class Launch:
                 return  # the workers find it when it is back
         elif server.code and not server.is_killed and not self._is_given_up:
             self._output.say(f"server {server.how}")
-        # Whoever is left was stopped, or has lost the server: nobody waits for it.
         self._start_nobody()
+        if server.code < 0 and self._follower.is_over and not self._interrupts:
+            return  # the workers were told, and come to their ends
+        # Whoever is left was stopped, or has lost the server: nobody waits for it.
         self._kill_at = monotonic() + (GRACE_S if server.code == 0 else 1.0)
 
     # ------------------------------------------------------------------------------ starting again

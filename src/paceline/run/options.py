@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from paceline.errors import ProtocolError
 from paceline.run.wire import Option
 
-__all__ = ["KnownOptions", "OptionBook", "as_it_is", "group_of", "set_option"]
+__all__ = ["KnownOptions", "OptionBook", "all_options", "as_it_is", "group_of", "set_option"]
 
 Key = tuple[int, int, str]  # optimizer, group, name
 
@@ -100,6 +100,18 @@ def as_it_is(optimizers: Sequence[Optimizer], option: Option) -> Option:
     """The option with the value that it has now: a scheduler may have gone on from it."""
     value = _scalar(group_of(optimizers, option)[option.name])
     return Option(option.optimizer, option.group, option.name, value)
+
+
+def all_options(optimizers: Sequence[Optimizer]) -> tuple[Option, ...]:
+    """Every setting that can travel, for somebody who may know others."""
+    return tuple(
+        [
+            Option(number, place, name, value)
+            for number, optimizer in enumerate(optimizers)
+            for place, group in enumerate(optimizer.param_groups)
+            for name, value in _settings(group).items()
+        ]
+    )
 
 
 class OptionBook:

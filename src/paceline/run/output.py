@@ -7,6 +7,8 @@ failure that has ended its script. The same failure is shown once, however many 
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
@@ -14,7 +16,7 @@ from typing import Protocol, TextIO
 
 from paceline.run.child import END_OF_FAILURE, Ends
 
-__all__ = ["Failure", "Output", "PlainScreen", "Screen", "Stream"]
+__all__ = ["Failure", "Output", "PatientScreen", "PlainScreen", "Screen", "Stream", "patience_with"]
 
 
 class Screen(Protocol):
@@ -43,6 +45,40 @@ class PlainScreen:
 
     def close(self) -> None:
         """Nothing is left to do."""
+
+
+class PatientScreen:
+    """Another screen. Nobody reading what it shows, a closed pipe or terminal, ends no run."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
+    def line(self, text: str, to: TextIO) -> None:
+        """Show it, as long as somebody reads."""
+        with patience_with(to):
+            self._screen.line(text, to)
+            to.flush()
+
+    def tick(self) -> None:
+        """As the other one."""
+        with patience_with(sys.stderr):
+            self._screen.tick()
+
+    def close(self) -> None:
+        """As the other one."""
+        with patience_with(sys.stderr):
+            self._screen.close()
+
+
+@contextmanager
+def patience_with(stream: TextIO) -> Iterator[None]:
+    """Let what cannot be written go nowhere, now and from now on."""
+    try:
+        yield
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 @dataclass(eq=False)
@@ -79,7 +115,6 @@ class Output:
     def say(self, text: str) -> None:
         """A word of the launcher."""
         self._screen.line(f"paceline  | {text}", sys.stderr)
-        sys.stderr.flush()
 
     def pipes(self, name: str) -> Ends:
         """Pipes for a process that is to be started: its ends, which are the caller's to close."""
@@ -152,7 +187,6 @@ class Output:
             return
         for line in lines:
             self._screen.line(f"{stream.name:9} | {line.decode(errors='replace')}", to)
-        to.flush()
         self._keep(stream.name, lines)
 
     def _keep(self, name: str, lines: list[bytes]) -> None:

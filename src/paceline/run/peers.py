@@ -36,7 +36,7 @@ class Peer:
     worker: int | None = None  # not None iff it was welcomed
     slot: Views | None = None  # likewise
     places: set[int] = field(default_factory=set)  # that it has
-    options_known: int = 0  # how many changes of options it was told of
+    options_known: int | None = None  # how many changes of options it was told of; None: of nothing
     asked_at: float | None = None  # when; None: it waits
     has_reported: bool = False  # on some work, since it joined
     given_to: int | None = None  # the update that its last gradient went into

@@ -22,8 +22,8 @@ __all__ = [
     "Place",
     "Randomness",
     "Whereabouts",
-    "_decode_place",
-    "_encode",
+    "decode_place",
+    "encode_place",
 ]
 
 _FIRST = 3  # looks at which everything is looked at
@@ -72,11 +72,11 @@ class Generators:
         self._numpy: Any = None
         self._look_until = _FIRST
 
-    def look(self) -> None:
+    def look(self, thorough: bool = False) -> None:
         """Remember where they are now."""
         self._torch = torch.get_rng_state()
         self._looks += 1
-        if self._looks <= self._look_until or self._looks % _SELDOM == 0:
+        if thorough or self._looks <= self._look_until or self._looks % _SELDOM == 0:
             self._look_at_others()
 
     def _look_at_others(self) -> None:
@@ -114,12 +114,12 @@ class Place(_Part, frozen=True):
     randomness: Randomness
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_place = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Place).decode
 
 
-def _decode_place(body: bytes) -> Place:
-    """Read what `_encode` gave; raises ProtocolError if it is something else."""
+def decode_place(body: bytes) -> Place:
+    """Read what `encode_place` gave; raises ProtocolError if it is something else."""
     try:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -171,22 +171,22 @@ class Whereabouts:
             if stream is not None:
                 yield number, stream
 
-    def note(self) -> None:
-        """There is new work."""
+    def note(self, thorough: bool = False) -> None:
+        """There is new work; look thoroughly if somebody has asked for our place."""
         for number, stream in self._there():
             self._bookmarks[number] = stream.bookmark()
-        self._generators.look()
+        self._generators.look(thorough)
         if self._first is None:
             self._first = self._generators.remembered()
 
     def tell(self) -> bytes:
         """What was noted last."""
-        return _encode(Place(tuple(self._bookmarks), self._generators.remembered()))
+        return encode_place(Place(tuple(self._bookmarks), self._generators.remembered()))
 
     def go_to(self, body: bytes) -> None:
         """Be where this tells; nothing: at the beginning."""
         if body:
-            self._given = _decode_place(body)
+            self._given = decode_place(body)
         elif self._first is not None:
             beginning = tuple([Bookmark(0, 0)] * len(self._streams))
             self._given = Place(beginning, self._first)

@@ -358,14 +358,14 @@ class ServerRun(Run):
         server = Server(settings, decider, shard, door, recorder, keeper)
         if saved is not None:
             server.restore(saved)
+        del saved  # it holds a copy of everything
         failure = server.serve()
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
         raise SystemExit(1 if failure else 0)
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
+_say = partial(print, flush=True)
 
 
 def _recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Recorder, Origin]:
@@ -375,6 +375,8 @@ def _recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Recorder
     if is_new and saved is None:
         return recorder, NOTHING
     version, memory = (saved.version, saved.memory) if saved else (0, None)
+    if saved is None:
+        _say("there is no checkpoint: the run begins anew")
     restored = Restored(recorder.time, version, header, recorder.down_s, recorder.turns, memory)
     recorder.write([restored])
     return recorder, restored.origin()
@@ -384,8 +386,8 @@ def _export(run_dir: Path, models: list[nn.Module], shard: Shard) -> None:
     """Write the weights; a run that is over does not fail for want of a disk."""
     try:
         write_weights(run_dir, models, shard)
-    except (OSError, RuntimeError) as error:  # torch makes the one into the other
-        _say(f"the weights cannot be written: {error}")
+    except Exception as error:  # a model of the script's may hold whatever it likes
+        _say(f"the weights cannot be written: {error!r}")
 
 
 def _with_samples(settings: Settings, loaders: list[Any]) -> Settings:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a real run is told beside its `RunSpec`, and the file that tells it to the server."""
 
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -95,9 +96,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def write(self, path: Path) -> None:
         """Write it for the server, and for people; raises SpecError if that cannot be."""
+        partial = path.with_suffix(".partial")
         try:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            partial.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
     @classmethod

@@ -326,7 +326,7 @@ class Worker:
     def _note_place(self, is_new: bool = True) -> None:
         """Our work begins here, for whoever asks later, or has asked."""
         if self.welcome.saves and is_new:
-            self.whereabouts.note()
+            self.whereabouts.note(thorough=self._place_wanted)
         if self._place_wanted:
             self._place_wanted = False
             self._tell_place()
