@@ -31,7 +31,7 @@ optimizer = run.prepare(optimizer)
 pids = {"server": server_pid(), "worker": os.getpid()} if run.is_first else {"worker": os.getpid()}
 young = old = None
 while not run.finished:
-    if young is None and run.version >= STEPS // 4:  # it has been saved some times by then
+    if young is None and run.version >= 1000:  # it has been saved some times by then
         young = {name: usage(pid) for name, pid in pids.items()}
     if old is None and run.version >= STEPS - 100:  # not when all is saved: that is done once
         old = {name: usage(pid) for name, pid in pids.items()}
@@ -46,7 +46,7 @@ keep(run, young=young, old=old)
 @pytest.mark.parametrize(("policy", "steps"), [("sync", 20_000), ("async", 10_000)])
 def test_neither_memory_nor_descriptors_grow_with_the_updates(launch, policy, steps):
     source = HELPERS + SOURCE.replace("STEPS", str(steps))
-    ran = launch(source, workers=2, steps=steps, policy=policy, checkpoint_every="500")
+    ran = launch(source, workers=2, steps=steps, policy=policy, checkpoint_every="200")
     assert ran.code == 0, ran.err
     assert ran.kept[0]["old"].keys() == {"server", "worker"}
     for kept in ran.kept.values():

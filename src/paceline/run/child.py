@@ -118,7 +118,7 @@ def _end(code: int) -> NoReturn:
     """Do what Python does at its end, but do not take torch apart: that takes long."""
     try:
         # mypy does not know it; multiprocessing ends its processes in the same way.
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined] # typeshed does not know it
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # nobody reads it; the script has closed it
