@@ -93,9 +93,13 @@ def of_paceline(name: str, workers: int, nursery: Nursery) -> float:
     """Mean seconds of a step under `sync`."""
     with tempfile.TemporaryDirectory() as folder:
         steps = WORKLOADS[name]().steps + WARM_UP
-        settings = Settings(spec=RunSpec(workers=workers, steps=steps))
         times = Path(folder, "times")
-        launch = Launch(settings, HERE / "paced.py", (name, str(times)), Path(folder), nursery)
+        settings = Settings(
+            spec=RunSpec(workers=workers, steps=steps),
+            script=str(HERE / "paced.py"),
+            arguments=(name, str(times)),
+        )
+        launch = Launch(settings, Path(folder), nursery)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run()
         assert code == 0
@@ -106,9 +110,13 @@ def overhead_of_many(workers: int, waits_s: float, steps: int, nursery: Nursery)
     """Mean seconds of a step beyond the time that every worker just waits."""
     with tempfile.TemporaryDirectory() as folder:
         spec = RunSpec(workers=workers, steps=steps)
-        settings = Settings(spec=spec, slow=f"{waits_s}s")
-        arguments = ("tiny", str(Path(folder, "times")))
-        launch = Launch(settings, HERE / "paced.py", arguments, Path(folder), nursery)
+        settings = Settings(
+            spec=spec,
+            slow=f"{waits_s}s",
+            script=str(HERE / "paced.py"),
+            arguments=("tiny", str(Path(folder, "times"))),
+        )
+        launch = Launch(settings, Path(folder), nursery)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run()
         assert code == 0

@@ -38,9 +38,14 @@ CASES: list[tuple[str, Late, int]] = [
 def measured(policy: str, spec: RunSpec, nursery: Nursery) -> Trace:
     """The trace of a real run."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(spec=spec, policy=policy, slow=LATENCY)
-        arguments = ("tiny", str(Path(folder, "times")))
-        launch = Launch(settings, HERE / "paced.py", arguments, Path(folder), nursery)
+        settings = Settings(
+            spec=spec,
+            policy=policy,
+            slow=LATENCY,
+            script=str(HERE / "paced.py"),
+            arguments=("tiny", str(Path(folder, "times"))),
+        )
+        launch = Launch(settings, Path(folder), nursery)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run()
         assert code == 0

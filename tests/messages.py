@@ -41,8 +41,8 @@ EXAMPLES = [
     wire.StateGiven(0, b"\x80"),
     wire.State(1),
     wire.Missing(3, "it fails"),
-    wire.PlaceWanted(),
-    wire.Place(b"somewhere"),
+    wire.PlaceWanted(2),
+    wire.Place(2, b"somewhere"),
 ]
 """One of each kind."""
 

@@ -39,6 +39,8 @@ SUMMARY_KEYS = {
     "staleness_mean",
     "staleness",
     "fates",
+    "lost_gradients",
+    "samples",
     "acceptance",
     "idle_share",
     "wasted_share",
@@ -139,7 +141,8 @@ KINDS = PacelineError.__subclasses__()
 @pytest.mark.parametrize("verb", ["", *OPTIONS])
 def test_help_has_the_exit_codes(verb: str, call: Call) -> None:
     _, _, codes = call(*verb.split(), "--help").words.partition("Exit codes: ")
-    assert re.findall(r"\b\d+\b", codes) == ["0", "1", "2", "3", "4", "5", "6", "70", "130"]
+    found = re.findall(r"\b\d+\b", codes)
+    assert found == ["0", "1", "2", "3", "4", "5", "6", "70", "128", "130"]
     assert {str(kind.exit_code) for kind in KINDS} <= set(re.findall(r"\d+", codes))
 
 
@@ -359,6 +362,29 @@ def test_a_replay_names_what_is_left_to_chance(recorded: Trace, call: Call) -> N
 def test_a_latency_may_be_a_recorded_run(call: Call) -> None:
     words = ("simulate", "-w", "3", "--steps", "9", "-p", "sync", "--latency", "trace:run.jsonl")
     assert call(*words).code == 0
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "--trace"),
+        ("simulate", "-p", "sync", "--steps", "9", "--replay"),
+        ("simulate", "-w", "3", "-p", "sync", "--steps", "9", "--latency"),
+    ],
+    ids=["plan", "replay", "latency"],
+)
+def test_the_folder_of_a_run_stands_for_its_trace(words: tuple[str, ...], call: Call) -> None:
+    folder = Path("a run")
+    folder.mkdir()
+    Path("run.jsonl").rename(folder / "trace.jsonl")
+    prefix = "trace:" if words[-1] == "--latency" else ""
+    answers = [call(*words, f"{prefix}{path}") for path in (folder, folder / "trace.jsonl")]
+    assert [answer.code for answer in answers] == [0, 0]
+    # Where a latency is named, the file is; nothing else tells them apart.
+    assert answers[0].out == answers[1].out
+    (folder / "trace.jsonl").unlink()
+    assert "cannot read a run/trace.jsonl" in one_line(call(*words, f"{prefix}{folder}"), 3)
 
 
 # ---- plan ----

@@ -11,15 +11,16 @@ import paceline
 SRC = Path(paceline.__file__).parent
 FACADE = "paceline"
 
-BOTTOM = {"errors", "release", "spec", "latency"}
+BOTTOM = {"errors", "files", "release", "spec", "latency"}
 MIDDLE = BOTTOM | {"core"}
 MAY_IMPORT = {
     "errors": set(),
+    "files": set(),
     "release": set(),
     "spec": {"errors"},
     "latency": {"errors", "spec"},
     "core": {"errors", "spec"},
-    "watch": {"errors", "spec", "core"},
+    "watch": {"errors", "files", "spec", "core"},
     "sim": MIDDLE | {"watch.trace", "watch.scribe"},
     "run": MIDDLE | {"watch.trace", "watch.scribe"},
     "lab": MIDDLE | {"sim", "run", "watch"},

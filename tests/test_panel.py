@@ -132,6 +132,11 @@ def test_stale_gradients_and_a_loss_that_is_not_finite_are_told() -> None:
     assert lines[-1] == "loss not finite"
 
 
+def test_a_lower_bound_is_marked_as_one() -> None:
+    cut = replace(MOMENT, slowest=Slowest(7, 0.022, 1.84, is_bound=True))
+    assert drawn(cut)[2] == "slowest worker 7: >22 ms, >1.8 x median"
+
+
 def test_a_worker_that_is_hardly_slower_is_not_named() -> None:
     assert not any(
         "slowest" in line for line in drawn(replace(MOMENT, slowest=Slowest(7, 1, 1.05)))

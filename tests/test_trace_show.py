@@ -10,6 +10,7 @@ from msgspec import structs
 from paceline.cli.report import print_report
 from paceline.cli.trace import check, show
 from paceline.errors import TraceError
+from paceline.run.folder import hold, is_held
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -140,11 +141,77 @@ def test_check_tells_what_was_lost(
     trace = made("sync", "50ms", 2, 5)
     *records, end = trace.records
     restored = Restored(end.t, 3, trace.header, turns={0: 3, 1: 3})
-    write_trace(Trace(trace.header, [*records, end, restored]), tmp_path / "trace.jsonl")
+    resumed = structs.replace(restored, resumed=True)
+    write_trace(Trace(trace.header, [*records, restored, resumed]), tmp_path / "trace.jsonl")
     check(tmp_path, as_json=False)
     out = capsys.readouterr().out
     assert "as far as it goes (the trace breaks off)" in out
-    assert "3 updates in 250 ms; the server was restored 1 x, updates 4-5 lost; " in out
+    assert (
+        "3 updates in 250 ms; the run was resumed 1 x, nothing lost; "
+        "the server was restored 1 x, updates 4-5 lost; gradients: 6 accepted, 4 lost." in out
+    )
+
+
+# ---- a run that still goes on ----
+
+
+@pytest.fixture
+def half(made: Made, tmp_path: Path) -> Path:
+    """The trace of a run that has made ten of its twenty updates, and is in the next line."""
+    trace = made("sync", "50ms + exp:5ms", 2, 20)
+    tenth = next(i for i, r in enumerate(trace.records, 1) if getattr(r, "update", 0) == 10)
+    path = tmp_path / "trace.jsonl"
+    write_trace(Trace(trace.header, trace.records[:tenth]), path)
+    with path.open("ab") as file:
+        file.write(b'{"type":"gradient","t":')
+    return path
+
+
+def test_a_run_that_goes_on_is_told_as_far_as_it_has_come(
+    half: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold(half.parent):
+        show(half.parent)
+        check(half, as_json=False)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "; still running at update 10 of 20." in words
+    assert f"{half} is sound, as far as it goes (still running): " in words
+    with pytest.raises(TraceError, match="truncated"):  # nobody writes it
+        show(half)
+
+
+def test_a_run_that_goes_on_may_be_in_the_middle_of_an_event(
+    half: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = half.read_bytes().splitlines(keepends=True)[:-1]
+    half.write_bytes(b"".join(lines[:-1]))  # without the update that follows from the gradients
+    with hold(half.parent):
+        check(half, as_json=False)
+    assert "as far as it goes (still running): " in capsys.readouterr().out
+    with pytest.raises(TraceError, match="breaks off"):
+        check(half, as_json=False)
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["header", "one joined"])
+def test_a_run_that_has_just_begun_has_no_update_yet(
+    count: int, half: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half.write_bytes(b"".join(half.read_bytes().splitlines(keepends=True)[:count]))
+    with hold(half.parent):
+        show(half)
+        check(half, as_json=False)
+    words = capsys.readouterr().out
+    assert words.startswith("The run has made no update yet; still running.\n")
+    assert words.endswith("as far as it goes (still running): there is no update yet.\n")
+
+
+def test_to_look_at_a_run_does_not_hold_it(half: Path) -> None:
+    with hold(half.parent):
+        assert is_held(half.parent)
+    assert not is_held(half.parent)
+    with hold(half.parent):
+        assert is_held(half.parent)
+    assert not is_held(half.parent / "nowhere")
 
 
 def test_a_table_is_never_broken_and_other_lines_are(

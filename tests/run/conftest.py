@@ -99,10 +99,15 @@ def launch(
         run_dir = tmp_path / f"run-{count}"
         run_dir.mkdir()
         spec = {name: options.pop(name) for name in SPEC if name in options}
-        settings = Settings(spec=RunSpec(workers=workers, steps=steps, **spec), **options)
-        path = script(source)
+        settings = Settings(
+            spec=RunSpec(workers=workers, steps=steps, **spec),
+            script=str(script(source)),
+            arguments=(str(run_dir),),
+            restart=restart,
+            **options,
+        )
         capsys.readouterr()
-        code = Launch(settings, path, (str(run_dir),), run_dir, nursery, restart).run()
+        code = Launch(settings, run_dir, nursery).run()
         printed = capsys.readouterr()
         trace_file = run_dir / "trace.jsonl"
         assert trace_file.exists(), printed.out + printed.err

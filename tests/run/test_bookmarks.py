@@ -259,6 +259,7 @@ def test_a_living_stream_with_an_order_of_its_own_goes_back(kind):
     script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED])
     bookmark, remembered = script.stream.bookmark(), script.generators.remembered()
     expected = script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE])
+    assert script.stream.can_go_back
     script.stream.go_to(bookmark, remembered.restore)  # its server has come back
     assert script.stream.bookmark() == bookmark
     assert script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE]) == expected
@@ -282,6 +283,7 @@ def test_a_living_stream_without_one_goes_on(kind):
     expected = samples(Script(LOADERS[kind]()).train(fates))
     script = Script(LOADERS[kind]())
     found = samples(script.train(fates[:3]))
+    assert not script.stream.can_go_back
     script.stream.go_to(Bookmark(0, 1), lambda: calls.append("then"))
     assert found + samples(script.train(fates[3:])) == expected
     assert calls == []

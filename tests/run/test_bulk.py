@@ -4,7 +4,11 @@
 import fcntl
 import mmap
 import os
+import resource
+from contextlib import contextmanager
+from itertools import count, islice
 from math import inf
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +100,51 @@ def test_too_much_memory_is_an_error_that_says_how_much():
     """So much that, were it asked for after all, it would not be more than another error."""
     with pytest.raises(SpecError, match=r"^9223372036855 MB of shared memory for the slot cannot"):
         Region.create(2**63, "slot")
+
+
+def is_free(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return True
+    return False
+
+
+@contextmanager
+def descriptors_left(number):
+    """Let no more than so many be opened."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = next(islice(filter(is_free, count()), number, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_too_many_open_files_are_an_error_that_says_what_to_do(number):
+    """One is needed for the memory, and one for its mapping."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    with (
+        descriptors_left(number),
+        pytest.raises(SpecError, match=r"for the slot cannot be had, for too many files are open"),
+    ):
+        Region.create(1000, "slot")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    with descriptors_left(2):
+        os.close(Region.create(1000, "slot")[1])
+
+
+def test_memory_that_the_system_will_not_map_is_an_error_that_says_how_much():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + 2_000_000, before[1]))
+    try:
+        with pytest.raises(SpecError, match=r"^8 MB of shared memory for the slot cannot be had"):
+            Region.create(8_000_000, "slot")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_nothing_is_left_open_when_regions_are_gone():

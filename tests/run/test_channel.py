@@ -299,6 +299,13 @@ def test_an_address_that_is_too_long_says_so(name):
         connect(address, "token")
 
 
+def test_who_has_little_patience_does_not_wait_for_a_server_that_has_no_time():
+    """It listens, and never answers."""
+    address = f"unix:@paceline-test-{secrets.token_hex(8)}"
+    with listen(address), pytest.raises(PeerLost, match="the connection broke: timed out"):
+        connect(address, "token", patience_s=0.01)
+
+
 def test_where_nobody_listens_there_is_no_server(tmp_path):
     with pytest.raises(PeerLost, match=r"no server at unix:.*: No such file"):
         connect(f"unix:{tmp_path}/server", "token")

@@ -221,6 +221,22 @@ def test_nothing_is_left_of_a_write(archive):
     archive.wait()  # for nothing
 
 
+@pytest.fixture
+def _no_thread_can_start():
+    """None has so much memory for its stack."""
+    before = threading.stack_size(1 << 47)
+    yield
+    threading.stack_size(before)
+
+
+@pytest.mark.usefixtures("_no_thread_can_start")
+def test_where_no_thread_can_start_it_is_written_all_the_same(archive, said):
+    write(archive, saved(5))
+    assert not archive.is_writing
+    assert archive.load().version == 5
+    assert said == []
+
+
 # --------------------------------------------------------------------------------- what is torn
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`paceline compare`: several rules on real processes, side by side."""
 
+import os
 import re
 from contextlib import nullcontext
 from importlib import import_module
@@ -27,17 +28,26 @@ for (x,) in loader:
     optimizer.step()
 """
 
+# A script does not know its rule, but under async an update has one contributor.
+UNDER_ASYNC = "    if run.last is not None and run.last.contributors == 1:\n        "
+
 
 @pytest.fixture
 def compared(call, script, nursery, monkeypatch):
     """Call it with these words, and the script."""
     monkeypatch.setattr(compare, "Nursery", lambda _: nullcontext(nursery))
 
-    def call_it(*words):
-        path = script(SOURCE)
+    def call_it(*words, source=SOURCE):
+        path = script(source)
         return call("compare", *words, path, path.parent)
 
     return call_it
+
+
+def table(out):
+    """The header and the rows of the table that was printed."""
+    lines = out[out.index("rule ") :].partition("\n\n")[0].splitlines()
+    return [re.split(r"  +", line.strip()) for line in lines]
 
 
 def test_each_rule_has_a_row_a_folder_and_its_part_of_the_report(compared, tmp_path):
@@ -74,7 +84,7 @@ def test_without_injected_delays_nothing_is_predicted(compared):
         (["--target", "accuracy"], "a target must be such as"),
         (["-p", "sync", "-p", "sync"], "a rule is given twice"),
         (["-p", "magic"], "magic"),
-        (["-w", "2", "-p", "backup:2"], "b must be smaller"),
+        (["-w", "2", "-p", "sync", "-p", "backup:2"], "backup:2 does not fit: b must be smaller"),
     ],
 )
 def test_wrong_input_is_told_before_anything_is_run(call, script, words, what, tmp_path):
@@ -85,9 +95,118 @@ def test_wrong_input_is_told_before_anything_is_run(call, script, words, what, t
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_script_that_fails_ends_the_comparison(call, script, nursery, monkeypatch):
-    monkeypatch.setattr(compare, "Nursery", lambda _: nullcontext(nursery))
-    code, _, err = call("compare", "-w", 2, "-p", "sync", "-p", "async", script("raise OSError"))
+@pytest.mark.parametrize(
+    ("workers", "rules"),
+    [
+        (1, ["sync", "async"]),
+        (2, ["sync", "backup:1", "async"]),
+        (4, ["sync", "backup:1", "backup:2", "softsync:2", "async"]),
+    ],
+)
+def test_without_a_rule_those_are_compared_that_fit_the_number_of_workers(compared, workers, rules):
+    code, out, err = compared("-w", workers, "--samples", 8)
+    assert code == 0, err
+    assert [row[0] for row in table(out)] == ["rule", *rules]
+
+
+def test_a_target_of_something_that_is_never_logged_is_told_of_at_once_and_in_the_end(
+    compared, tmp_path
+):
+    words = ("-w", 2, "--samples", 16, "-p", "sync", "-p", "async", "--out", tmp_path / "out")
+    code, out, err = compared(*words, "--target", "acc>=0.9")
+    assert code == 0, err
+    told = "Nothing was logged as acc, so that target could not be reached; the script logs loss."
+    said = [line for line in err.splitlines() if not line.startswith("worker")]
+    assert said == ["sync, 1 of 2", told, "async, 2 of 2"]
+    assert told in out.splitlines()
+    assert told in (tmp_path / "out" / "report.md").read_text().splitlines()
+    assert [row[-2:] for row in table(out)[1:]] == [["not logged", "-"]] * 2
+
+
+def test_rules_that_have_learnt_from_unequal_numbers_of_samples_are_told_apart(compared):
+    words = ("-w", 2, "-p", "sync", "-p", "async")
+    _, out, _ = compared(*words, "--steps", 6)
+    assert [row[:3:2] for row in table(out)] == [
+        ["rule", "samples"],
+        ["sync", "48"],
+        ["async", "24"],
+    ]
+    assert "unequal numbers of samples" in out
+    assert "end with --samples or --epochs instead of --steps" in out
+    _, out, _ = compared(*words, "--samples", 48)
+    assert "samples" not in table(out)[0]
+    assert "unequal" not in out
+
+
+def test_a_rule_with_nothing_to_predict_leaves_the_columns_as_they_are(compared):
+    """Under sync there is one update, and no time between two."""
+    words = ("-w", 2, "-p", "sync", "-p", "async", "--slow", "exp:2ms", "--target", "loss<=1e9")
+    code, out, err = compared(*words, "--samples", 8)
+    assert code == 0, err
+    header, sync, asynchronous = table(out)
+    assert len(header) == len(sync) == len(asynchronous)
+    at = header.index("predicted")
+    assert sync[at : at + 2] == ["-", "-"]
+    assert "-" not in asynchronous
+
+
+def test_a_name_with_a_slash_in_it_has_a_figure_too(compared, tmp_path):
+    source = SOURCE.replace("loss=loss.item()", "**{'train/loss': loss.item()}")
+    words = ("-w", 1, "--steps", 2, "-p", "sync", "--out", tmp_path / "out")
+    code, out, err = compared(*words, source=source)
+    assert code == 0, err
+    assert "rules.png, train-loss.png" in out
+    assert (tmp_path / "out" / "train-loss.png").exists()
+
+
+# ------------------------------------------------------------------------------- when it goes wrong
+
+
+def test_a_script_that_makes_no_update_ends_the_comparison(compared, tmp_path):
+    words = ("-w", 2, "-p", "sync", "-p", "async", "--out", "out")
+    code, out, err = compared(*words, source="raise OSError")
+    assert (code, out) == (1, "")
+    *_, failed, ends = err.splitlines()
+    assert failed == "sync has failed; its folder is out/sync."
+    assert ends == "So the comparison ends without async."
+    assert not (tmp_path / "out" / "async").exists()
+
+
+def test_a_rule_that_fails_is_left_out_and_the_others_are_compared(compared):
+    source = SOURCE + UNDER_ASYNC + "raise OSError('no luck')\n"
+    words = ("-w", 2, "--samples", 32, "-p", "async", "-p", "sync", "--out", "out")
+    code, out, err = compared(*words, source=source)
     assert code == 1
-    assert "sync has failed, so the comparison ends" in err
-    assert "async" not in err
+    assert [row[0] for row in table(out)] == ["rule", "sync"]
+    told = "async has failed; its folder is out/async."
+    assert told in out.splitlines()
+    assert told in err.splitlines()
+
+
+def test_a_comparison_that_is_stopped_shows_what_was_completed(compared, tmp_path):
+    source = f"import os, signal\nto_stop = [{os.getpid()}]\n" + SOURCE + UNDER_ASYNC
+    source += "while run.is_first and to_stop: os.kill(to_stop.pop(), signal.SIGINT)\n"
+    words = ("-w", 2, "--samples", 400, "--out", "out")
+    rules = ("-p", "sync", "-p", "async", "-p", "backup:1", "-p", "ssp:2")
+    code, out, err = compared(*words, *rules, source=source)
+    assert code == 130
+    assert [row[0] for row in table(out)] == ["rule", "sync"]
+    assert "async was stopped; its folder is out/async.\n" in out
+    assert "So the comparison ends without backup:1 and ssp:2.\n" in out
+    assert "failed" not in out + err
+    assert not (tmp_path / "out" / "backup-1").exists()
+
+
+def test_an_interrupt_between_two_runs_stops_the_comparison_too(compared, monkeypatch):
+    read = compare.read_trace
+
+    def interrupted(path):
+        if path.parent.name == "async":
+            raise KeyboardInterrupt
+        return read(path)
+
+    monkeypatch.setattr(compare, "read_trace", interrupted)
+    code, out, _ = compared("-w", 2, "--samples", 16, "-p", "sync", "-p", "async")
+    assert code == 130
+    assert [row[0] for row in table(out)] == ["rule", "sync"]
+    assert "async was stopped" in out

@@ -107,8 +107,9 @@ def test_an_example_trains_in_a_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     example = EXAMPLES[name]
-    settings = Settings(spec=RunSpec(workers=workers, steps=6), policy=policy)
-    code = Launch(settings, _path(name), (), tmp_path, nursery, restart=False).run()
+    spec = RunSpec(workers=workers, steps=6)
+    settings = Settings(spec=spec, policy=policy, script=str(_path(name)), restart=False)
+    code = Launch(settings, tmp_path, nursery).run()
     printed = capsys.readouterr()
     assert code == 0, printed.err
     trace = read_trace(tmp_path / "trace.jsonl")

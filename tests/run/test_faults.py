@@ -137,8 +137,9 @@ def launch_in_vain(script, tmp_path, capsys, nursery):
     def run(source):
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        settings = Settings(spec=RunSpec(workers=2, steps=STEPS))
-        code = Launch(settings, script(source), (str(run_dir),), run_dir, nursery, False).run()
+        told = {"script": str(script(source)), "arguments": (str(run_dir),), "restart": False}
+        settings = Settings(spec=RunSpec(workers=2, steps=STEPS), **told)
+        code = Launch(settings, run_dir, nursery).run()
         return code, capsys.readouterr().err
 
     return run
@@ -252,3 +253,31 @@ def trouble(run):
     )
     assert "in trouble" in ran.err  # the line that wrote is told, as Python's fault handler does
     assert counts(ran.trace) == [3] * 4 + [2] * (STEPS - 4)
+
+
+def test_what_is_made_after_an_update_that_failed_is_not_saved(launch):
+    """Under this rule an update more is in the making then, and is made."""
+    trouble = """
+class Breaks(torch.optim.SGD):
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps == 3:
+            raise ValueError("out of luck")
+        return super().step(closure)
+
+optimizer = Breaks(model.parameters(), lr=0.1)
+turn = 0
+
+def trouble(run):
+    global turn
+    turn += 1
+    if run.worker == 1 and turn == 3:
+        wait_until(lambda: in_the_trace(type="gradient", worker=0, turn=4))
+"""
+    ran = launch(troubled(trouble), steps=20, policy="delayed:2", checkpoint_every="1")
+    assert ran.code == 1
+    assert [update.update for update in ran.trace.updates()][-1] > 3
+    saved = sorted(int(path.stem) for path in (ran.folder / "checkpoints").glob("*.ckpt"))
+    assert saved[-1] in (1, 2)  # while one is being written, no other is begun

@@ -110,6 +110,52 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, said):
         )
 
 
+def test_a_disk_that_is_full_again_and_again_leaves_what_there_was_each_time(tmp_path, said):
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        archive = Archive(disk.path / "checkpoints", said.append)
+        for version in (1, 2, 2, 3):
+            write(archive, megabyte(version))
+        why = "cannot be written: No space left on device; that of version 1 stays"
+        assert said == [f"the checkpoint of version {version} {why}" for version in (2, 2, 3)]
+        assert names(disk.path / "checkpoints") == ["0000000001.ckpt"]
+        assert newest(archive) == 1
+
+
+def test_of_a_version_that_cannot_be_written_again_what_was_written_before_stays(tmp_path, said):
+    """It is the last one, with the places of workers at the end of the run."""
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        archive = Archive(disk.path / "checkpoints", said.append)
+        for version in (1, 2, 2):
+            write(archive, megabyte(version))
+        assert said == [
+            "the checkpoint of version 2 cannot be written: No space left on device; that of "
+            "version 2 stays"
+        ]
+        assert newest(archive) == 2
+
+
+def test_an_old_one_that_cannot_be_removed_is_told_of_and_the_new_one_is_written(tmp_path, said):
+    folder = tmp_path / "checkpoints"
+    archive = Archive(folder, said.append)
+    stubborn = [folder / "0000000001.ckpt", folder / "0000000009.partial"]
+    for path in stubborn:  # as a file is where only its owner may remove it
+        path.mkdir(parents=True)
+    for version in (2, 3):
+        write(archive, megabyte(version))
+    assert said == [
+        f"{stubborn[1]} cannot be removed: Is a directory",
+        f"{stubborn[1]} cannot be removed: Is a directory",
+        f"{stubborn[0]} cannot be removed: Is a directory",
+    ]
+    assert names(folder) == [
+        "0000000001.ckpt",
+        "0000000002.ckpt",
+        "0000000003.ckpt",
+        "0000000009.partial",
+    ]
+    assert newest(archive) == 3
+
+
 # ------------------------------------------------------------------------------------------ weights
 
 

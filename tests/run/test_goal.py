@@ -4,6 +4,7 @@
 import pytest
 
 from paceline.run.goal import NON_FINITE_MAX, Goal
+from paceline.watch.trace import FINISHED, STOPPED
 
 
 @pytest.mark.parametrize(("wanted", "reached"), [(None, False), (8, False), (7, True), (6, True)])
@@ -25,6 +26,24 @@ def test_nothing_but_refusals_is_a_failure_and_an_update_between_them_is_hope():
         goal.refused(workers=3)
     assert goal.is_reached
     assert goal.failure.startswith("the last 300 gradients all had a NaN or an infinity in them")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps", "version", "reason"),
+    [
+        (None, 9, 9, FINISHED),
+        (None, 9, 8, STOPPED),
+        (7, None, 2, FINISHED),
+        (8, None, 2, STOPPED),
+        (None, None, 2, STOPPED),
+    ],
+)
+def test_an_end_before_the_goal_is_a_stop(wanted, steps, version, reason):
+    goal = Goal(wanted, steps)
+    goal.updated(7)
+    assert goal.reason(version) == reason
+    goal.fail("no hope")
+    assert goal.reason(version) == "no hope"
 
 
 def test_the_first_reason_counts():

@@ -72,10 +72,11 @@ def going(tmp_path, script, nursery, capsys) -> Going:
             spec=RunSpec(workers=2, steps=steps, seed=5),
             policy=policy,
             ema=0.9,
+            script=str(script(trouble + SOURCE)),
+            arguments=(str(folder),),
             **{"checkpoint_every": "5", **more},
         )
-        path = script(trouble + SOURCE)
-        code = Launch(settings, path, (str(folder),), folder, nursery).run()
+        code = Launch(settings, folder, nursery).run()
         assert code == 0, "".join(capsys.readouterr())
         audit(read_trace(folder / "trace.jsonl"))
         return folder
@@ -250,17 +251,18 @@ def test_a_run_of_which_nothing_whole_is_left_does_not_begin_anew(going, tmp_pat
     for file in (folder / "checkpoints").glob("*.ckpt"):
         file.write_bytes(file.read_bytes()[:-100])
     trace = (folder / "trace.jsonl").read_bytes()
-    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5))
-    path = script(QUIET + SOURCE)
-    assert Launch(settings, path, (str(folder),), folder, nursery).run() == 6
+    told = {"script": str(script(QUIET + SOURCE)), "arguments": (str(folder),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5), **told)
+    assert Launch(settings, folder, nursery).run() == 6
     assert (folder / "trace.jsonl").read_bytes() == trace
 
 
 def test_another_model_is_not_trained_from_a_checkpoint(going, script, nursery, capsys):
     folder = going("model", steps=6)
-    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5))
     path = script(QUIET + SOURCE.replace("nn.Linear(6, 8)", "nn.Linear(6, 8, bias=False)"))
-    assert Launch(settings, path, (str(folder),), folder, nursery).run() == 6
+    told = {"script": str(path), "arguments": (str(folder),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5), **told)
+    assert Launch(settings, folder, nursery).run() == 6
     assert "the checkpoint is not of this script: it has 6 parameters" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ import torch
 
 from paceline.errors import SpecError
 from paceline.run.checkpoint import Archive, Saved
-from paceline.run.keeper import PATIENCE_S, Keeper
+from paceline.run.keeper import LAST_PATIENCE_S, PATIENCE_S, Keeper
 from paceline.run.settings import Every, parse_every
 
 
@@ -31,6 +31,10 @@ class Desk:
 
     def _export(self):
         self.exported += 1
+
+    def tell(self, worker, place):
+        """A worker tells the place that it was asked for last."""
+        self.keeper.take(worker, self.keeper.checkpoint, place)
 
     def hold(self):
         """Let the next write fail, and last until `release`: that is told by the thread of it."""
@@ -117,6 +121,8 @@ def test_a_run_is_saved_every_so_many_seconds(desk):
 def test_a_run_may_never_be_saved(desk):
     one = desk("0")
     assert not one.keeper.is_on
+    one.keeper.hasten()
+    assert not one.keeper.is_overdue
     assert not one.keeper.is_due(10**9, 1e9)
     assert not one.keeper.save(run_at(3), [0], [1], 0.0)
     assert not one.keeper.wants_place(0)
@@ -128,42 +134,82 @@ def test_a_run_may_never_be_saved(desk):
     assert one.exported == 1  # what the run was for is written all the same
 
 
+def test_what_nobody_brings_again_is_saved_at_once(desk):
+    one = desk("10")
+    assert not one.keeper.is_overdue
+    one.keeper.hasten()
+    assert one.keeper.is_overdue
+    assert one.keeper.is_due(1, 0.0)
+    one.keeper.save(run_at(1), (), (), 0.0)
+    assert not one.keeper.is_overdue
+    assert not one.keeper.is_due(10, 0.0)
+    assert one.keeper.is_due(11, 0.0)
+
+
+def test_what_is_to_be_saved_at_once_waits_for_a_slow_disk_and_is_not_forgotten(desk):
+    one = desk("10")
+    one.hold()
+    one.keeper.save(run_at(10), (), (), 0.0)
+    one.keeper.tick(0.0)
+    one.keeper.hasten()
+    assert not one.keeper.is_due(11, 0.0)
+    assert not one.keeper.save(run_at(20), (), (), 0.0)  # its turn has come anyhow
+    one.release()
+    assert one.keeper.is_due(21, 0.0)
+    assert one.keeper.save(run_at(21), (), (), 0.0)
+    one.keeper.tick(0.0)
+    assert one.written() == (21, {})
+
+
 # ------------------------------------------------------------------------------------------- places
 
 
 def test_who_waits_is_asked_with_its_work_and_all_are_waited_for(desk):
     one = desk()
     assert one.keeper.save(run_at(10), idle=[0, 1], busy=[2], now=0.0)
-    assert [one.keeper.wants_place(worker) for worker in range(4)] == [True, True, False, False]
+    assert [one.keeper.wants_place(worker) for worker in range(4)] == [1, 1, 0, 0]
     for worker in (2, 0):
-        one.keeper.take(worker, b"at %d" % worker)
+        one.tell(worker, b"at %d" % worker)
         one.keeper.tick(1.0)
         assert one.written() is None
-    assert [one.keeper.wants_place(worker) for worker in range(3)] == [False, True, False]
-    one.keeper.take(1, b"at 1")
+    assert [one.keeper.wants_place(worker) for worker in range(3)] == [0, 1, 0]
+    one.tell(1, b"at 1")
     assert one.written() == (10, {0: b"at 0", 1: b"at 1", 2: b"at 2"})
 
 
 def test_only_the_first_answer_counts(desk):
     one = desk()
     one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
-    one.keeper.take(0, b"when it was asked")
-    one.keeper.take(0, b"later")
-    one.keeper.take(7, b"nobody asked")
-    one.keeper.take(1, b"there")
-    one.keeper.take(1, b"later")
+    one.tell(0, b"when it was asked")
+    one.tell(0, b"later")
+    one.tell(7, b"nobody asked")
+    one.tell(1, b"there")
+    one.tell(1, b"later")
     assert one.written() == (10, {0: b"when it was asked", 1: b"there"})
     assert one.keeper.place_of(7) == b""
+
+
+def test_a_place_that_was_told_too_late_is_not_taken_for_the_next_checkpoint(desk):
+    """What the worker had in its hands at the first is in the second already."""
+    one = desk()
+    one.keeper.save(run_at(10), idle=[], busy=[0, 1], now=0.0)
+    one.keeper.save(run_at(11), idle=[0, 1], busy=[], now=1.0)
+    assert one.written() == (10, {})
+    one.keeper.take(0, 1, b"at 10")
+    assert [one.keeper.wants_place(worker) for worker in (0, 1)] == [2, 2]
+    one.keeper.take(0, 2, b"at 11")
+    one.keeper.take(1, 2, b"at 11")
+    assert one.written() == (11, {0: b"at 11", 1: b"at 11"})
 
 
 def test_who_leaves_is_not_waited_for_and_its_place_before_is_kept(desk):
     one = desk()
     one.keeper.know({0: b"old 0", 1: b"old 1", 9: b"gone"})
     one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
-    one.keeper.take(1, b"new 1")
+    one.tell(1, b"new 1")
     one.keeper.leave(0)
     assert not one.keeper.wants_place(0)
-    one.keeper.take(0, b"too late")
+    one.tell(0, b"too late")
     one.keeper.tick(0.5)
     assert one.written() == (10, {0: b"old 0", 1: b"new 1", 9: b"gone"})
     assert one.keeper.place_of(0) == b"old 0"
@@ -179,12 +225,12 @@ def test_where_nobody_has_anything_to_tell_nobody_is_waited_for(desk):
 def test_patience_has_an_end(desk):
     one = desk()
     one.keeper.save(run_at(10), idle=[0], busy=[1], now=5.0)
-    one.keeper.take(0, b"here")
+    one.tell(0, b"here")
     one.keeper.tick(5.0 + PATIENCE_S)
     assert one.written() is None
     one.keeper.tick(5.1 + PATIENCE_S)
     assert one.written() == (10, {0: b"here"})
-    one.keeper.take(1, b"at last")  # of no checkpoint any more
+    one.tell(1, b"at last")  # of no checkpoint any more
     assert one.keeper.place_of(1) == b""
 
 
@@ -203,12 +249,12 @@ def test_a_run_that_goes_on_gives_the_workers_the_places_that_were_saved(desk):
 def test_the_next_checkpoint_does_not_wait_for_places_of_the_one_before(desk):
     one = desk()
     one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
-    one.keeper.take(0, b"at 10")
+    one.tell(0, b"at 10")
     assert one.keeper.save(run_at(20), idle=[1], busy=[0], now=1.0)
     assert one.written() == (10, {0: b"at 10"})
-    assert [one.keeper.wants_place(worker) for worker in (0, 1)] == [False, True]
-    one.keeper.take(0, b"at 20")
-    one.keeper.take(1, b"at 20")
+    assert [one.keeper.wants_place(worker) for worker in (0, 1)] == [0, 2]
+    one.tell(0, b"at 20")
+    one.tell(1, b"at 20")
     assert one.written() == (20, {0: b"at 20", 1: b"at 20"})
 
 
@@ -234,10 +280,10 @@ def test_the_server_never_waits_for_the_disk(desk):
     one.keeper.save(run_at(10), idle=[0], busy=[], now=0.0)
     one.hold()
     assert one.keeper.save(run_at(20), idle=[0], busy=[], now=1.0)
-    one.keeper.take(0, b"at 20")
+    one.tell(0, b"at 20")
     one.keeper.tick(100.0)
     assert one.archive.is_writing  # the first
-    one.keeper.take(0, b"later")
+    one.tell(0, b"later")
     one.release()
     one.keeper.tick(101.0)
     assert one.written() == (20, {0: b"at 20"})
@@ -247,8 +293,8 @@ def test_the_last_version_is_written_whatever_is_on_its_way(desk):
     one = desk()
     one.keeper.save(run_at(10), idle=[0], busy=[1], now=0.0)
     one.keeper.save_last(run_at(13), [0, 1], 1.0)
-    assert [one.keeper.wants_place(worker) for worker in (0, 1)] == [True, True]
-    one.keeper.take(1, b"at the end")
+    assert [one.keeper.wants_place(worker) for worker in (0, 1)] == [2, 2]
+    one.tell(1, b"at the end")
     one.keeper.finish()
     assert one.written() == (13, {1: b"at the end"})
     assert one.exported == 1
@@ -260,11 +306,28 @@ def test_the_last_version_is_written_whatever_is_on_its_way(desk):
     ]
 
 
+def test_the_last_version_is_written_soon_and_again_with_the_places_that_were_told_later(desk):
+    """A worker that does not listen must not cost it, should somebody kill the server."""
+    one = desk()
+    one.keeper.save_last(run_at(13), [0, 1], 5.0)
+    one.tell(0, b"at the end")
+    one.keeper.tick(5.0 + LAST_PATIENCE_S)
+    assert one.written() is None
+    one.keeper.tick(5.1 + LAST_PATIENCE_S)
+    assert one.written() == (13, {0: b"at the end"})
+    one.keeper.tick(5.2 + LAST_PATIENCE_S)
+    assert not one.archive.is_writing
+    one.tell(1, b"at last")
+    assert one.written() == (13, {0: b"at the end", 1: b"at last"})
+    one.keeper.tick(100.0)
+    assert not one.archive.is_writing
+
+
 def test_places_that_were_told_for_the_last_version_are_in_it(desk):
     one = desk()
     one.keeper.save_last(run_at(13), [0, 1], 1.0)
     for worker in (0, 1):
-        one.keeper.take(worker, b"%d" % worker)
+        one.tell(worker, b"%d" % worker)
     assert one.written() == (13, {0: b"0", 1: b"1"})
 
 

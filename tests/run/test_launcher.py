@@ -22,6 +22,11 @@ PATIENCE_S = 60  # for what takes a second or less
 QUIET = "def trouble(run): pass\n"
 
 
+def begun(script, folder):
+    """What is said of a run of two workers first."""
+    return f"2 workers under sync train {script}; folder {folder}"
+
+
 def where(folder):
     """What is said of a run that has come to its end."""
     return [f"The trace is {folder}/trace.jsonl", f"The weights are {folder}/weights.pt"]
@@ -71,7 +76,7 @@ def test_arguments_after_the_script_reach_it_whatever_they_look_like(call, scrip
     assert code == 0
     assert out.splitlines().count(f"worker 0  | {list(words)}") == 1
     assert out.splitlines().count(f"worker 1  | {list(words)}") == 1
-    assert err.splitlines() == where("runs/script-1")
+    assert err.splitlines() == [begun(path, "runs/script-1"), *where("runs/script-1")]
 
 
 def test_each_run_gets_a_folder_of_its_own(call, script):
@@ -244,7 +249,7 @@ class Started:
 
     def __init__(self, path, folder, steps):
         (folder / "tmp").mkdir(parents=True)
-        self.folder = folder
+        self.folder, self.script = folder, path
         words = ("run", "-w", "2", "--steps", str(steps), "--run-dir", folder / "run")
         with (folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
@@ -302,6 +307,7 @@ def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, 
         code, err = one.wait()
         assert code == 128 + number
         assert err.splitlines() == [
+            begun(one.script, one.folder / "run"),
             "paceline  | stopping; once more to stop at once",
             *where(one.folder / "run"),
             f"To go on: paceline run --resume {one.folder}/run",
@@ -324,6 +330,7 @@ def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tm
         code, err = one.wait()
         assert code == 130
         assert err.splitlines() == [
+            begun(one.script, one.folder / "run"),
             "paceline  | stopping; once more to stop at once",
             *where(one.folder / "run"),
             f"To go on: paceline run --resume {one.folder}/run",
@@ -333,7 +340,8 @@ def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tm
         (two.folder / "go-on.word").touch()
         code, err = two.wait()
         assert code == 0
-        assert err.splitlines() == where(two.folder / "run")
+        run_dir = two.folder / "run"
+        assert err.splitlines() == [begun(path, run_dir), *where(run_dir)]
         two.assert_all_are_gone()
         assert counts(two.trace()) == [2] * 9
 

@@ -100,7 +100,7 @@ print("to the other", file=sys.stderr)
         ("import sys; sys.exit('no luck')", 1, "no luck\n", ""),
         ("raise ValueError('no luck')", 1, "", "ValueError: no luck"),
         ("raise KeyboardInterrupt", 1, "", "KeyboardInterrupt"),
-        ("import paceline; raise paceline.SpecError('no luck')", 2, "", "SpecError: no luck"),
+        ("import paceline; raise paceline.SpecError('no luck')", 2, "", "script.py:1: no luck"),
         ("def", 1, "", "SyntaxError: invalid syntax"),
         ("import os; os.kill(os.getpid(), 9)", -9, "", ""),
         ("import os; os.kill(os.getpid(), 2)", -2, "", ""),
@@ -117,6 +117,20 @@ def test_the_end_of_a_script_is_told_as_it_was(bear, source, code, err, told):
     assert bool(text) is bool(told)
     assert "runpy" not in text
     assert "nursery" not in text
+
+
+def test_an_error_of_ours_is_a_sentence_that_names_the_line_which_has_called_us(bear, tmp_path):
+    beside = "import paceline\n\ndef go():\n    paceline.RunSpec(workers=0)\n"
+    (tmp_path / "beside.py").write_text(beside, encoding="utf-8")
+    _, _, told = bear("import beside\nbeside.go()\n").words()
+    assert told == b"beside.py:4: workers must be >= 1, got 0\n" + END_OF_FAILURE
+
+
+def test_a_bug_of_ours_keeps_its_traceback(bear):
+    _, _, told = bear("from paceline import errors\nraise errors.InternalError('oh')\n").words()
+    first, *_, last = told.removesuffix(END_OF_FAILURE).decode().splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "paceline.errors.InternalError: oh"
 
 
 def test_what_a_script_leaves_for_its_end_is_done(bear):
@@ -190,10 +204,10 @@ def test_when_it_is_killed_all_die_and_the_run_ends_and_it_can_be_started_again(
     path = tmp_path / "script.py"
     path.write_text(ENDS_ITS_PARENT)
     (tmp_path / "run").mkdir()
-    settings = Settings(spec=RunSpec(workers=2, steps=3))
+    settings = Settings(spec=RunSpec(workers=2, steps=3), script=str(path))
     before = pids_of_children()
     with Nursery() as nursery:
-        code = Launch(settings, path, (), tmp_path / "run", nursery).run()
+        code = Launch(settings, tmp_path / "run", nursery).run()
         assert code == 1
         assert capsys.readouterr().err == (
             "paceline  | the process that all others are forked from was killed by SIGKILL: the "

@@ -187,15 +187,17 @@ def test_a_place_that_is_cut_is_refused(cut):
 class Shelf:
     """A stream that only knows where it is."""
 
-    def __init__(self, batches=0):
+    def __init__(self, batches=0, can_go_back=True):
         self.at = Bookmark(0, batches)
         self.then = None
+        self.can_go_back = can_go_back
 
     def bookmark(self):
         return self.at
 
     def go_to(self, bookmark, then):
-        self.at, self.then = bookmark, then
+        if self.can_go_back:
+            self.at, self.then = bookmark, then
 
 
 def bookmarks(body):
@@ -290,6 +292,36 @@ def test_a_living_worker_goes_back_as_often_as_it_is_told():
         assert stream.at == Bookmark(0, seed)
         stream.then()
         assert draw() == expected
+
+
+@pytest.mark.parametrize("beginning", [False, True])
+def test_where_a_stream_cannot_go_back_random_numbers_go_on_with_it(beginning):
+    where, one, other = Whereabouts(), Shelf(5), Shelf(5, can_go_back=False)
+    where.add(one)
+    where.add(other)
+    where.note()
+    given_place = b"" if beginning else place(Bookmark(0, 3), Bookmark(0, 3))
+    seed_all(1)
+    expected = [draw(), draw()]
+    seed_all(1)
+    where.go_to(given_place)
+    first = draw()
+    one.then()  # its first batch is loaded
+    assert [first, draw()] == expected
+    assert (one.at, other.at) == (Bookmark(0, 0 if beginning else 3), Bookmark(0, 5))
+
+
+def test_a_stream_that_could_not_go_back_and_is_gone_does_not_matter():
+    where, one, other = Whereabouts(), Shelf(5), Shelf(5, can_go_back=False)
+    where.add(one)
+    where.add(other)
+    del other
+    given_place = place(Bookmark(0, 3), Bookmark(0, 3))
+    seed_all(7)
+    expected = draw()
+    seed_all(1)
+    where.go_to(given_place)
+    assert draw() == expected
 
 
 def test_with_nothing_to_go_to_a_worker_goes_to_its_beginning():

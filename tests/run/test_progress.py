@@ -20,7 +20,7 @@ def update(number):
     return ApplyUpdate(number, (Contribution(0, number - 1, 1),), (1.0,), (1.0,), 1)
 
 
-def test_a_pause_counts_for_the_whole_and_not_for_the_rate(monkeypatch, capsys):
+def test_a_pause_does_not_count_for_the_rate(monkeypatch, capsys):
     clock = Clock(monkeypatch)
     said = Progress(Settings(spec=RunSpec(workers=1, steps=50)))
     clock.now += 3.0  # until the workers are there
@@ -33,7 +33,7 @@ def test_a_pause_counts_for_the_whole_and_not_for_the_rate(monkeypatch, capsys):
         said.updated(update(number), 1, {"loss": 0.5})
     clock.now += 5.0
     said.tick(1, begun=True)
-    said.end(20, 20)
+    said.end(20, 20, 65.04)
     assert capsys.readouterr().out.splitlines() == [
         "training",
         "going on at version 10",
@@ -44,8 +44,8 @@ def test_a_pause_counts_for_the_whole_and_not_for_the_rate(monkeypatch, capsys):
 
 def test_a_run_that_made_all_its_updates_says_how_many(monkeypatch, capsys):
     Clock(monkeypatch)
-    Progress(Settings(spec=RunSpec(workers=1, steps=3))).end(3, 12)
-    Progress(Settings(spec=RunSpec(workers=1))).end(4, 12)
+    Progress(Settings(spec=RunSpec(workers=1, steps=3))).end(3, 12, 0.0)
+    Progress(Settings(spec=RunSpec(workers=1))).end(4, 12, 0.0)
     assert capsys.readouterr().out.splitlines() == [
         "3 updates of 12 samples in 0.0 s",
         "4 updates of 12 samples in 0.0 s",

@@ -22,6 +22,8 @@ from paceline.watch.trace import (
     Joined,
     Paused,
     Restored,
+    Resumed,
+    Update,
     read_trace,
 )
 
@@ -155,6 +157,28 @@ def test_a_line_that_its_server_was_killed_over_is_cut(trace):
         recorder.write([Ended(3.0, 0)])
         recorder.close()
         assert read_trace(trace).records == [*LINES, Ended(3.0, 0)]
+
+
+def test_a_trace_that_goes_on_knows_when_its_run_began_and_how_far_it_came(trace):
+    recorder = Recorder(trace, HEADER, begins_anew=False)
+    assert (recorder.began, recorder.updated) == (None, None)
+    recorder.write([Resumed(3.0), Update(4.0, 1, (0,), 1), Paused(4.5, "so"), Resumed(5.0)])
+    recorder.write([Update(6.0, 2, (0,), 1), gradient(7.0, 0, 4)])
+    recorder.close()
+    again = Recorder(trace, HEADER, begins_anew=False)
+    assert (again.began, again.updated, again.time) == (3.0, 6.0, 7.0)
+    again.close()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_goes_on_from_what_its_trace_says(trace, resumed):
+    recorder = Recorder(trace, HEADER, begins_anew=False)
+    restored = recorder.restore(HEADER, 5, [1.5], resumed)
+    recorder.close()
+    assert read_trace(trace).records[-1] == restored
+    assert restored == Restored(
+        2.75, 5, HEADER, recorder.down_s, {0: 3, 3: 7}, [1.5], resumed=resumed
+    )
 
 
 @pytest.mark.parametrize("left", [b"", b'{"type":"head', b"\0" * 100])

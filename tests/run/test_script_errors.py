@@ -100,16 +100,19 @@ def test_prepare_refuses(make):
 def test_a_script_that_is_refused_ends_the_run_and_says_why_once(script, tmp_path, capsys, nursery):
     """In each process, the server too: nobody waits for the others."""
     path = script("run = paceline.join()\nrun.prepare(nn.Linear(2, 2))\n")
-    settings = Settings(spec=RunSpec(workers=2, steps=1))
+    at = len(path.read_text().splitlines())
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    code = Launch(settings, path, (str(run_dir),), run_dir, nursery).run()
+    told = {"script": str(path), "arguments": (str(run_dir),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=1), **told)
+    code = Launch(settings, run_dir, nursery).run()
     err = capsys.readouterr().err
     assert code == 2
-    assert err.count("paceline.errors.SpecError: give run.prepare() at least") == 1
+    assert err.count(f" | script.py:{at}: {REFUSED[nothing_to_train]}\n") == 1
+    assert "Traceback" not in err
     for name in ("server", "worker-0", "worker-1"):
         kept = (run_dir / "output" / f"{name}.log").read_text()
-        assert kept.count("paceline.errors.SpecError: give run.prepare() at least") == 1
+        assert kept == f"script.py:{at}: {REFUSED[nothing_to_train]}\n"
 
 
 # ---------------------------------------------------------------------------------- after prepare

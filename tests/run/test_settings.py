@@ -23,6 +23,10 @@ def test_what_was_written_is_read(tmp_path):
         clip_norm=1.0,
         slow="50ms",
         requeue=False,
+        restart=False,
+        script="/here/train.py",
+        arguments=("--lr", "0.1"),
+        folder="/here",
     )
     given.write(tmp_path / "spec.json")
     assert Settings.read(tmp_path / "spec.json") == given

@@ -144,7 +144,7 @@ def test_the_averages_of_several_models_are_of_each_its_own(shard_of, tmp_path):
 def test_what_is_written_later_takes_the_place_of_what_is_there(shard_of, tmp_path):
     model = nn.Linear(2, 2)
     (tmp_path / "weights.pt").write_text("old")
-    (tmp_path / "weights.partial").write_text("never finished")
+    (tmp_path / ".weights.pt.partial").write_text("never finished")
     write_weights(tmp_path, [model], shard_of(model))
     assert names(tmp_path) == ["weights.pt"]
     assert_equal(read(tmp_path / "weights.pt"), model)

@@ -9,7 +9,7 @@ from paceline.core.events import Fate
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.spec import RunSpec
-from paceline.watch.curves import Point, Target, curve, final
+from paceline.watch.curves import Point, Target, curve, final, logged
 from paceline.watch.trace import Gradient, Header, Joined, Restored, Resumed, Trace, Update
 
 HEADER = Header.of("run", parse_policy("sync"), RunSpec(workers=1), {})
@@ -43,6 +43,7 @@ def test_a_curve_has_the_time_since_the_beginning_and_the_samples_that_were_lear
     assert curve(RISING, "accuracy") == [Point(1.0, 4, 0.5), Point(3.0, 12, 0.9)]
     assert curve(RISING, "loss") == [Point(1.0, 4, 2.0), Point(2.0, 8, 1.0)]
     assert curve(RISING, "other") == []
+    assert logged(RISING) == {"accuracy", "loss"}
 
 
 def test_what_was_lost_with_a_server_is_not_in_the_curve():

@@ -227,6 +227,18 @@ def test_the_slowest_is_told_by_its_recent_gradients(file: File) -> None:
     assert file.append(HEADER, *records).slowest == Slowest(2, 3.0, 3.0)
 
 
+def test_the_slowest_takes_at_least_so_long_if_any_of_its_recent_was_cut_short(file: File) -> None:
+    def work(worker: int, count: int, took_s: float, fate: Fate = ACCEPTED) -> list[Record]:
+        return [Gradient(1.0, worker, i, 0, fate, 0, 0.0, took_s) for i in range(count)]
+
+    head = [HEADER, Joined(0.0, 0), Joined(0.0, 1), *work(0, 9, 1.0, Fate.CANCELLED)]
+    whole = file.append(*head, *work(1, 9, 2.0))
+    assert whole.slowest == Slowest(1, 2.0, 2.0, is_bound=False)
+    cut = file.append(*work(1, 1, 2.0, Fate.CANCELLED))
+    assert cut.slowest == Slowest(1, 2.0, 2.0, is_bound=True)
+    assert file.append(*work(1, 20, 2.0)).slowest == whole.slowest  # that was long ago
+
+
 def test_one_worker_alone_is_not_the_slowest(file: File) -> None:
     own = [Gradient(1.0, 0, i, 0, ACCEPTED, 0, 0.0, 1.0) for i in range(9)]
     assert file.append(HEADER, Joined(0.0, 0), *own).slowest is None
@@ -256,6 +268,13 @@ def test_a_restoration_takes_back_what_was_lost(file: File) -> None:
     moment = file.append(Joined(9.0, 0), Resumed(9.0), *updates(6, 7, 1.0, 9.0))
     assert (moment.version, moment.lost, moment.paused) == (7, 3, "")
     assert moment.rate == pytest.approx(1.0)
+
+
+def test_a_run_that_was_resumed_had_no_trouble_with_its_server(file: File) -> None:
+    file.append(HEADER, Joined(0.0, 0), Resumed(0.0), *updates(1, 8, 1.0), Ended(8.0, 8))
+    moment = file.append(Restored(8.0, 5, HEADER, resumed=True))
+    assert (moment.version, moment.lost, moment.restorations) == (5, 0, 0)
+    assert (moment.workers, moment.ended, moment.paused) == (0, "", "waiting for workers")
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "async", "softsync:2"])

@@ -2,6 +2,7 @@
 """A run in plain words: every statement on a trace small enough to be told by hand."""
 
 import pytest
+from msgspec import structs
 
 from paceline.core.events import Fate
 from paceline.sim.cluster import Cluster
@@ -18,6 +19,7 @@ from paceline.watch.trace import (
     Record,
     Restored,
     Resumed,
+    Stopped,
     Trace,
     Update,
 )
@@ -81,12 +83,47 @@ def test_a_run_that_made_no_update_says_why() -> None:
 def test_a_run_that_ended_early_says_how_far_it_came() -> None:
     header = Header(source="run", policy="sync", workers=2, steps=1000)
     first = told(*THREE, Ended(3.0, 3, reason="stopped"), header=header)[0]
-    assert "3 of 1,000 updates" in first
-    assert first.endswith("; it ended: stopped.")
+    assert first == (
+        "sync with 2 workers: 3 updates in 3 s, 1 a second, 192 samples; "
+        "stopped at update 3 of 1,000."
+    )
+    first = told(*THREE, Ended(3.0, 3, reason="no hope: none"), header=header)[0]
+    assert first.endswith("; failed at update 3 of 1,000: no hope: none.")
+
+
+def test_a_run_that_ends_by_something_else_than_updates_says_only_where_it_was_stopped() -> None:
+    header = Header(source="run", policy="sync", workers=2)
+    first = told(*THREE, Ended(3.0, 3, reason="stopped"), header=header)[0]
+    assert first.endswith("; stopped at update 3.")
+
+
+def test_a_run_that_was_stopped_because_nobody_was_left_says_so() -> None:
+    header = Header(source="run", policy="sync", workers=2, steps=1000)
+    end = [Stopped(5.0), Ended(5.0, 3, reason="stopped")]
+    first = told(*THREE, Left(4.0, 0), Left(4.5, 1), *end, header=header)[0]
+    assert first.endswith("; stopped at update 3 of 1,000: all workers had left.")
+    first = told(*THREE, Left(4.0, 0), Left(4.5, 1), Joined(4.6, 1), *end, header=header)[0]
+    assert first.endswith("; stopped at update 3 of 1,000.")
 
 
 def test_a_trace_that_breaks_off_says_so() -> None:
-    assert told(*THREE)[0].endswith("; it ended: the trace breaks off.")
+    assert told(*THREE)[0].endswith("; the trace breaks off at update 3 of 3.")
+
+
+def test_a_run_that_goes_on_says_so() -> None:
+    header = Header(source="run", policy="sync", workers=2, steps=1000)
+    first = report(Trace(header, THREE, is_growing=True))[0]
+    assert first.endswith("; still running at update 3 of 1,000.")
+    [first] = report(Trace(SYNC, begin(), is_growing=True))
+    assert first == "The run has made no update yet; still running."
+
+
+def test_gradients_that_are_hardly_old_are_not_called_so() -> None:
+    """One in 100 is one update old: on average that is 0.0."""
+    rounds = [record for n in range(1, 51) for record in sync_round(n, float(n))]
+    old = structs.replace(rounds[0], staleness=1)
+    assert not any("old on average" in line for line in told(*begin(), old, *rounds[1:]))
+    assert any("0.5 updates old on average" in line for line in told(*begin(), old, *rounds[1:3]))
 
 
 def test_what_was_logged_that_is_not_finite_is_called_so() -> None:
@@ -111,14 +148,34 @@ def test_lost_updates_that_were_not_made_again_are_only_lost() -> None:
 
 
 def test_a_restoration_that_lost_nothing_says_so() -> None:
-    lines = told(*THREE, Ended(3.0, 3), Restored(3.0, 3, SYNC, 60.0))
+    lines = told(*THREE, Restored(3.0, 3, SYNC, 60.0))
     assert "The server was restored once, 60 s without one; no update was lost." in lines
+
+
+def test_a_run_that_was_resumed_is_not_one_whose_server_was_killed() -> None:
+    stopped = [*THREE, Ended(3.0, 3, reason="stopped")]
+    lines = told(*stopped, Restored(3.0, 3, SYNC, 60.0, resumed=True))
+    assert "The run was resumed once, after 60 s; no update was lost." in lines
+    assert not any("server" in line for line in lines)
+
+
+def test_what_was_resumed_and_what_was_restored_are_told_apart() -> None:
+    lines = told(
+        *THREE,
+        Restored(3.0, 3, SYNC, 60.0, resumed=True),
+        Restored(3.0, 2, SYNC, 1.5),
+        Restored(3.0, 1, SYNC, 30.0, resumed=True),
+    )
+    assert lines[lines.index("") - 2 : lines.index("")] == [
+        "The run was resumed twice, after 90 s in all: 1 update (2) was lost.",
+        "The server was restored once, 1.5 s without one: 1 update (3) was lost.",
+    ]
 
 
 def test_another_policy_before_is_told() -> None:
     header = Header(source="run", policy="backup:1", workers=2, steps=9)
     lines = told(*THREE, Restored(3.0, 3, header))
-    assert lines[0].startswith("backup:1 with 2 workers: 3 of 9 updates")
+    assert lines[0].startswith("backup:1 with 2 workers: 3 updates in 3 s")
     assert "Until update 3 the policy was sync." in lines
 
 
@@ -142,6 +199,16 @@ def test_a_worker_that_left_and_came_back_is_told() -> None:
     once = [Left(3.0, 1, "the connection was closed"), Joined(4.0, 1)]
     lines = told(*THREE, *once)
     assert "Worker 1 left at 3 s (the connection was closed), and came back." in lines
+
+
+def test_times_are_counted_from_the_beginning_of_the_run() -> None:
+    """Its server began 100 s before, and waited for workers."""
+    late = [structs.replace(r, t=r.t + 100.0) for r in THREE]
+    lines = told(*late, Left(103.5, 1, "killed"))
+    assert "3 updates in 3 s" in lines[0]
+    assert "Worker 1 left at 3.5 s (killed), and did not come back." in lines
+    lines = told(Joined(98.0, 1), Left(99.0, 1, "killed"), *late)
+    assert "Worker 1 left before the run began (killed), and came back." in lines
 
 
 def test_a_worker_that_left_often_is_told_once() -> None:
@@ -177,7 +244,7 @@ def test_the_table_has_a_column_for_every_fate_that_occurred() -> None:
     assert table == [
         "worker  accepted  late  cancelled  non-finite  median  waited for",
         "0              3     1          0           0  500 ms           -",
-        "1              3     0          1           1     1 s       1.6 s",
+        "1              3     0          1           1     1 s       1.5 s",
     ]
 
 
@@ -259,10 +326,19 @@ def test_who_has_far_more_of_it_than_the_others_is_named() -> None:
     assert line.endswith("; most often worker 3, 12 of 52.")
 
 
-@pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "async", "batchsync:8"])
+@pytest.mark.parametrize("policy", ["sync", "deadline", "async"])
 def test_a_slow_worker_of_a_simulated_run_is_named(policy: str) -> None:
     lines = simulated(policy, "45ms + exp:5ms; worker 7 x2")
     assert [line[:24] for line in lines if "always" in line] == ["Worker 7 is always slow:"]
+
+
+@pytest.mark.parametrize("policy", ["backup:1", "batchsync:8"])
+def test_one_that_is_mostly_cut_short_is_named_and_not_called_slow(policy: str) -> None:
+    lines = simulated(policy, "45ms + exp:5ms; worker 7 x2")
+    [line] = [line for line in lines if "too late" in line]
+    assert line.startswith("Worker 7 is mostly too late: ")
+    assert line.endswith(" ms, those of the others 48.4 ms.")
+    assert not any("slow" in line for line in lines)
 
 
 def test_hiccups_of_a_simulated_run_are_told_of_all() -> None:

@@ -16,6 +16,7 @@ from paceline.watch.summary import (
     Summary,
     WorkerSummary,
     how_it_ended,
+    outcomes,
     split,
     standing_updates,
     summarize,
@@ -30,6 +31,7 @@ from paceline.watch.trace import (
     Paused,
     Restored,
     Resumed,
+    Stopped,
     Trace,
     Update,
 )
@@ -202,7 +204,7 @@ def test_a_rule_that_drops_nothing_wastes_nothing(policy: str) -> None:
 def test_a_worker_that_finished_nothing_has_no_computation_time() -> None:
     records = [r for r in ASYNC.records if not isinstance(r, Gradient) or r.worker == 0]
     idle = summarize(Trace(ASYNC.header, records)).by_worker[1]
-    assert idle == WorkerSummary(1, {}, None, 1.0, 0.0, 0.0, 0.0)
+    assert idle == WorkerSummary(1, {}, 0, 0, None, 1.0, 0.0, 0.0, 0.0)
     assert idle.acceptance == 0.0
 
 
@@ -230,8 +232,11 @@ def test_the_time_between_leaving_and_returning_is_nobodys_idleness() -> None:
     assert summary.step_s.max == 4.0
 
 
-def test_a_trace_without_an_end_breaks_off() -> None:
-    assert summarize(Trace(BACKUP.header, BACKUP.records[:-1])).ended == "the trace breaks off"
+def test_a_trace_without_an_end_breaks_off_unless_its_run_goes_on() -> None:
+    header, records = BACKUP.header, BACKUP.records
+    assert summarize(Trace(header, records[:-1])).ended == "the trace breaks off"
+    assert summarize(Trace(header, records[:-1], is_growing=True)).ended == "still running"
+    assert summarize(Trace(header, records, is_growing=True)).ended == "finished"
 
 
 def test_the_reason_of_the_end_is_told() -> None:
@@ -271,7 +276,9 @@ def test_only_updates_that_stand_are_counted() -> None:
 def test_what_was_lost_is_told_for_each_restoration() -> None:
     summary = summarize(LOST)
     assert summary.lost_updates == 1
-    assert summary.restorations == [Restoration(t=2.5, version=1, lost=1, down_s=10.0)]
+    assert summary.restorations == [
+        Restoration(t=2.5, version=1, lost=1, down_s=10.0, resumed=False)
+    ]
 
 
 def test_the_time_that_lost_updates_took_is_time_of_the_run() -> None:
@@ -287,6 +294,28 @@ def test_work_for_lost_updates_is_wasted_but_was_accepted() -> None:
     assert summary.wasted_share == pytest.approx(2 / 6.5)
     assert summary.fates == {ACCEPTED: 9}
     assert summary.acceptance == 1.0
+
+
+def test_what_was_lost_is_not_called_accepted() -> None:
+    """Of nine gradients one was for update 3, and two were for update 2, which was lost."""
+    summary = summarize(LOST)
+    assert (summary.lost_gradients, outcomes(summary)) == (3, {"accepted": 6, "lost": 3})
+    assert [outcomes(w) for w in summary.by_worker] == [
+        {"accepted": 3, "lost": 2},
+        {"accepted": 3, "lost": 1},
+    ]
+    assert [w.samples for w in summary.by_worker] == [96, 96]
+    assert summary.samples == 192
+
+
+def test_what_the_end_came_before_is_lost_too() -> None:
+    """It was accepted for update 2, which was never made."""
+    early = Gradient(1.5, 0, 2, 1, ACCEPTED, 0, 1.0, 0.5, 7)
+    records = [*begin(0.0), *sync_round(1, 1, 0.0), early, Stopped(2.0)]
+    summary = summarize(Trace(SYNC, [*records, Ended(2.0, 1, (0,), "stopped")]))
+    assert outcomes(summary) == {"accepted": 2, "lost": 1}
+    assert summary.samples == 64
+    assert summarize(Trace(SYNC, records, is_growing=True)).lost_gradients == 0  # not yet
 
 
 def test_nobody_is_here_while_there_is_no_server() -> None:

@@ -8,6 +8,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.watch.audit import audit
+from paceline.watch.summary import summarize
 from paceline.watch.trace import (
     Ended,
     Gradient,
@@ -152,6 +153,32 @@ def test_what_comes_after_the_last_update_is_nobodys_fault() -> None:
         steps=1,
     )
     assert waited_for(trace) == {1: 1.0}
+
+
+def test_those_who_leave_after_the_end_were_not_waited_for() -> None:
+    """As all do, one after the other, when they have come to the ends of their scripts."""
+    trace = traced(
+        "sync",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(1.5, 1, 1, 0, ACCEPTED, 0, 0.0, 1.5),
+        Update(1.5, 1, (0, 1), 2),
+        Left(8.0, 0),
+        Left(9.0, 1),
+        Ended(1.5, 1),
+        workers=2,
+        steps=1,
+    )
+    assert waited_for(trace) == {1: 0.5}
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "delayed:1", "ssp:1"])
+def test_nobody_waits_for_anything_after_the_last_update(policy: str) -> None:
+    spec = RunSpec(workers=4, steps=5)
+    trace = simulate(policy, Cluster.parse("50ms + exp:10ms; worker 2 x3"), spec)
+    *records, end = trace.records
+    left = [Left(end.t + 10.0 + worker, worker) for worker in range(4)]
+    after = Trace(trace.header, [*records, *left, end])
+    assert sum(waited_for(after).values()) <= summarize(after).seconds
 
 
 def test_under_delayed_nobody_waits_before_somebody_has_nothing_more_to_do() -> None:

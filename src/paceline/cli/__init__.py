@@ -25,8 +25,9 @@ EXIT_FAILED = PacelineError.exit_code
 EPILOG = (
     "Exit codes: 0 done; 1 the run stalled, failed or made no update, a script failed, or the "
     "output could not be written; 2 wrong input; 3 a trace that cannot be read or written, or is "
-    "not sound; 4 a peer broke the protocol; 5 a peer was lost; 6 a checkpoint that cannot be "
-    "read; 70 a bug of ours; 130 interrupted."
+    "not sound; 4 (of a process of a run alone) the server refused it; 5 (likewise) it lost the "
+    "server; 6 a checkpoint that cannot be read, or is of another script; 70 a bug of ours; 128 + "
+    "the number of the signal that stopped a run, so 130 at Ctrl-C."
 )
 
 app = typer.Typer(
@@ -84,7 +85,10 @@ def simulate(
     ] = "",
     replay: Annotated[
         Path | None,
-        typer.Option(help="What if: take the very computation times of this recorded run."),
+        typer.Option(
+            help="What if: take the very computation times of this recorded run, its trace or its "
+            "folder."
+        ),
     ] = None,
     network: options.Network = "",
     faults: options.Faults = "",
@@ -111,7 +115,10 @@ def plan(
     workers: options.Workers = None,
     latency: options.Latency = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Plan from the trace of a pilot run instead of a latency.")
+        Path | None,
+        typer.Option(
+            help="Plan from the trace of a pilot run, or from its folder, instead of a latency."
+        ),
     ] = None,
     noise_scale: Annotated[
         float | None,
@@ -185,9 +192,9 @@ def run(
 def compare(
     script: options.Script,
     arguments: options.Arguments = None,
-    policy: options.ComparedPolicies = options.COMPARED,
+    policy: options.ComparedPolicies = None,
     workers: options.RealWorkers = 8,
-    steps: options.Steps = None,
+    steps: options.ComparedSteps = None,
     samples: options.Samples = None,
     epochs: options.Epochs = None,
     late: options.Late = "cancel",
@@ -202,7 +209,8 @@ def compare(
     """Train a script under several rules, one after the other, and show what each made of it.
 
     A table (updates a second, staleness, what was dropped, the time to a target), figures and a
-    report. With --slow, also what the simulator predicts. Example: paceline compare -w 8
+    report. End them with --samples or --epochs, so that all learn from as many samples. With
+    --slow, also what the simulator predicts. Example: paceline compare -w 8
     --epochs 10 --slow "50ms + 5% exp:500ms; worker 7 x2" --target "accuracy>=0.95" train.py
     """
     _load("compare").run(**locals(), load=_load)

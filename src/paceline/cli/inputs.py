@@ -17,7 +17,7 @@ from paceline.sim.convergence import (
 from paceline.sim.recording import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
 from paceline.watch.summary import without_lost
-from paceline.watch.trace import Trace, read_trace
+from paceline.watch.trace import Trace, read_trace, trace_file
 
 __all__ = [
     "DEFAULT_BATCH",
@@ -25,10 +25,8 @@ __all__ = [
     "batch_of",
     "convergence_of",
     "read_inputs",
-    "trace_file",
 ]
 
-TRACE_NAME = "trace.jsonl"
 DEFAULT_BATCH = 32
 DEFAULT_WORKERS = 8
 DEFAULT_LATENCY = "50ms + 5% exp:500ms"
@@ -60,7 +58,7 @@ def read_inputs(options: dict[str, Any], trace: Path | None, *, in_order: bool) 
     )
     source = recording = None
     if trace is not None:
-        source = read_trace(trace)
+        source = read_trace(trace_file(trace))
         recording = recorded_times(source, options["seed"], with_travel=not options["network"])
         times = Replayed(recording) if in_order else Recorded(recording.times)
         cluster = replace(cluster, times=times)
@@ -73,11 +71,6 @@ def read_inputs(options: dict[str, Any], trace: Path | None, *, in_order: bool) 
         seed=options["seed"],
     )
     return Inputs(cluster, spec, source, recording)
-
-
-def trace_file(path: Path) -> Path:
-    """The trace that a path means: itself, or the one in the folder of a run."""
-    return path / TRACE_NAME if path.is_dir() else path
 
 
 def batch_of(trace: Trace) -> int:

@@ -21,7 +21,8 @@ Latency = Annotated[
         "'gamma:MEAN,SHAPE', 'pareto:SCALE,ALPHA', 'weibull:SCALE,SHAPE'. Sums: '50ms + 5% "
         "exp:500ms' (in 5 of 100 cases an extra). Mixtures: '95% 50ms | 5% exp:1s'. Add '; worker "
         "7 x2.2' for one that is always slower, '; phases x3 for 5s every 60s' for slow phases. "
-        "Or 'trace:FILE' for the times of a recorded run. [default: 50ms + 5% exp:500ms]",
+        "Or 'trace:FILE' for the times of a recorded run. A number without a unit is in seconds. "
+        "[default: 50ms + 5% exp:500ms]",
     ),
 ]
 Network = Annotated[
@@ -54,8 +55,6 @@ TraceFile = Annotated[
 
 # ----------------------------------------------------------------------------- of real runs
 
-COMPARED = ["sync", "backup:1", "backup:2", "softsync:4", "async"]
-
 Script = Annotated[
     Path,
     typer.Argument(help="A PyTorch script that calls paceline.join().", show_default=False),
@@ -81,12 +80,23 @@ Policy = Annotated[
     ),
 ]
 ComparedPolicies = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
-        "--policy", "-p", help="A rule; give it several times. Without it: a round of them."
+        "--policy",
+        "-p",
+        help="A rule; give it several times. [default: sync, backup:1, backup:2, softsync:W/2, "
+        "async, of which those that fit the number W of workers]",
     ),
 ]
 Steps = Annotated[int | None, typer.Option(help="End after so many updates.")]
+ComparedSteps = Annotated[
+    int | None,
+    typer.Option(
+        help="End each after so many updates. Better use --samples or --epochs: an update of async "
+        "is of one gradient, one of sync of as many as there are workers, so that with --steps "
+        "they learn from unequal numbers of samples."
+    ),
+]
 Samples = Annotated[
     int | None, typer.Option(help="End when so many samples have come into updates.")
 ]
@@ -133,7 +143,7 @@ Resume = Annotated[
     Path | None,
     typer.Option(
         help="Go on with the run in this folder, from its last checkpoint: with its script, "
-        "arguments and options, but for those that are given here."
+        "arguments, working folder and options, but for those that are given here."
     ),
 ]
 Target = Annotated[

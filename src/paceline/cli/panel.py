@@ -125,8 +125,9 @@ def _work(moment: Moment, settings: Settings) -> list[Part]:
         parts.append((f"gradients {moment.staleness:.1f} updates old", ""))
     slowest = moment.slowest
     if slowest is not None and slowest.ratio >= SLOWER:
-        took = human_seconds(slowest.mean_s)
-        parts.append((f"slowest worker {slowest.worker}: {took}, {slowest.ratio:.1f} x median", ""))
+        least = ">" if slowest.is_bound else ""
+        took, ratio = human_seconds(slowest.mean_s), f"{slowest.ratio:.1f} x median"
+        parts.append((f"slowest worker {slowest.worker}: {least}{took}, {least}{ratio}", ""))
     return parts
 
 

@@ -2,9 +2,11 @@
 """`paceline run`: a script on this machine, with many workers."""
 
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -12,18 +14,20 @@ import typer
 
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
-from paceline.run.folder import new_run_dir
+from paceline.latency import parse_latency
+from paceline.run.folder import finished_at, new_run_dir
 from paceline.run.launch import Launch
 from paceline.run.nursery import Nursery
 from paceline.run.output import patience_with
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
+from paceline.watch.words import join_words, plural
 
-__all__ = ["Load", "described", "run"]
+__all__ = ["Load", "described", "launch", "run"]
 
 ENDS = {"steps", "samples", "epochs"}  # each says when a run ends
 SPEC = {"workers", "steps", "min_workers", "late", "seed"}
-REST = {"samples", "epochs", "ema", "clip_norm", "slow", "requeue", "checkpoint_every"}
+REST = {"samples", "epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every"}
 
 Load = Callable[[str], Any]
 """Gives a module of the command line: what takes long to load is loaded while others start."""
@@ -44,9 +48,12 @@ def run(
     else:
         run_dir = options["resume"]
         settings = _resumed(run_dir, script, options, given)
+        if script is None and _is_over(run_dir, options, given):
+            return
     if script is not None:
-        settings = msgspec.structs.replace(settings, arguments=tuple(arguments or ()))
-    sys.exit(_launch(settings, run_dir, load, options["restart"]))
+        settings = msgspec.structs.replace(settings, arguments=tuple(arguments or ()), folder="")
+        _hint_at_options(context, given, settings.arguments)
+    sys.exit(_run(settings, run_dir, load, options["resume"] is not None))
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -110,29 +117,91 @@ def _rest(options: dict[str, Any], names: Set[str]) -> dict[str, Any]:
     return found
 
 
-def _launch(settings: Settings, run_dir: Path, load: Load, restart: bool) -> int:
-    is_live = sys.stderr.isatty()
-    settings = msgspec.structs.replace(settings, progress=not is_live)
-    script = Path(settings.script)
-    with Nursery(script) as nursery:
-        launch = Launch(settings, script, settings.arguments, run_dir, nursery, restart)
-        nursery.start()  # so that it loads what it needs while we do
-        screen = load("panel").Panel(settings, run_dir / "trace.jsonl") if is_live else None
-        code = launch.run(screen)
+def _hint_at_options(context: typer.Context, given: Set[str], arguments: Sequence[str]) -> None:
+    """Say where options of ours stand that were given to the script, and may be meant for us."""
+    ours = {
+        name
+        for option in context.command.params
+        if option.name not in given
+        for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("-")
+    }
+    found = dict.fromkeys(word.partition("=")[0] for word in arguments)
+    meant = [word for word in found if word in ours]
+    if meant:
+        print(
+            f"what comes after the script is the script's own, {join_words(meant)} too; options "
+            "of paceline come before it",
+            file=sys.stderr,
+        )
+
+
+def _run(settings: Settings, run_dir: Path, load: Load, is_resumed: bool) -> int:
+    before, trace = _weights(run_dir), run_dir / "trace.jsonl"
+    size_before = _size(trace)
+    with Nursery(Path(settings.script)) as nursery:
+        code = launch(settings, run_dir, nursery, load, _first_line(settings, run_dir, is_resumed))
     with patience_with(sys.stderr), patience_with(sys.stdout):
-        if (run_dir / "trace.jsonl").exists():
-            load("report").print_report(run_dir / "trace.jsonl")
+        if _size(trace) != size_before:  # otherwise nothing was run, and it is of an earlier time
+            load("report").print_report(trace)
             sys.stdout.flush()
-        _tell_what_came_of_it(run_dir, code)
+        _tell_what_came_of_it(run_dir, _weights(run_dir) - before)
     return code
 
 
-def _tell_what_came_of_it(run_dir: Path, code: int) -> None:
+def _size(path: Path) -> int | None:
+    """How long a file is; None: there is none."""
+    return path.stat().st_size if path.exists() else None
+
+
+def launch(
+    settings: Settings, run_dir: Path, nursery: Nursery, load: Load, first_line: str = ""
+) -> int:
+    """Run this to its end, with a panel where there is a terminal; return the exit code."""
+    is_live = sys.stderr.isatty()
+    settings = msgspec.structs.replace(settings, progress=not is_live)
+    one = Launch(settings, run_dir, nursery)
+    nursery.start()  # so that it loads what it needs while we do
+    screen = load("panel").Panel(settings, run_dir / "trace.jsonl") if is_live else None
+    return one.run(screen, first_line)
+
+
+def _first_line(settings: Settings, run_dir: Path, is_resumed: bool) -> str:
+    """Say what is run."""
+    workers = settings.spec.workers
+    s = "s" if workers == 1 else ""
+    verb = f"go{'es' if s else ''} on with" if is_resumed else f"train{s}"
+    # A latency says its units, which whoever wrote a bare number may have forgotten.
+    slow = f", a gradient takes at least {parse_latency(settings.slow)}" if settings.slow else ""
+    who = f"{plural(workers, 'worker')} under {settings.policy}"
+    return f"{who} {verb} {settings.script}{slow}; folder {run_dir}"
+
+
+def _weights(run_dir: Path) -> set[tuple[Path, int, int]]:
+    """The files with weights, each with what changes when it is written anew."""
+    stats = {path: path.stat() for path in run_dir.glob("weights*.pt")}
+    return {(path, stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+def _is_over(run_dir: Path, options: dict[str, Any], given: Set[str]) -> bool:
+    """Whether nothing is left to do, by the end that the run had or is given; if so, say it."""
+    version = finished_at(run_dir)
+    if version is None or (given & ENDS and (options["steps"] or inf) > version):
+        return False
+    print(
+        f"The run in {run_dir} has come to its end, with {plural(version, 'update')}; to train on: "
+        f"paceline run --resume {quote(str(run_dir))} --steps {2 * version}",
+        file=sys.stderr,
+    )
+    return True
+
+
+def _tell_what_came_of_it(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
     """Say where things are, and how to go on with a run that has not come to its end."""
-    trace, weights = run_dir / "trace.jsonl", sorted(run_dir.glob("weights*.pt"))
+    trace, weights = run_dir / "trace.jsonl", sorted(path for path, *_ in written)
     if trace.exists():  # a run that failed before it began has none
         print(f"The trace is {trace}", file=sys.stderr)
     if weights:
         print(f"The weights are {', '.join(map(str, weights))}", file=sys.stderr)
-    if code and any((run_dir / "checkpoints").glob("*.ckpt")):
-        print(f"To go on: paceline run --resume {run_dir}", file=sys.stderr)
+    if finished_at(run_dir) is None and any((run_dir / "checkpoints").glob("*.ckpt")):
+        print(f"To go on: paceline run --resume {quote(str(run_dir))}", file=sys.stderr)

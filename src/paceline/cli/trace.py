@@ -3,12 +3,12 @@
 
 from pathlib import Path
 
-from paceline.cli.inputs import trace_file
 from paceline.cli.report import report_lines
 from paceline.cli.show import human_seconds, print_json
+from paceline.run.folder import is_held
 from paceline.watch.audit import audit
-from paceline.watch.summary import Restoration, Summary, summarize
-from paceline.watch.trace import read_trace
+from paceline.watch.summary import RUNNING, Restoration, Summary, outcomes, summarize
+from paceline.watch.trace import FINISHED, Trace, read_trace, trace_file
 
 __all__ = ["check", "show"]
 
@@ -16,29 +16,42 @@ __all__ = ["check", "show"]
 def check(file: Path, as_json: bool) -> None:
     """Say whether a trace is sound, and what it holds."""
     path = trace_file(file)
-    trace = read_trace(path)
+    trace = _read(path)
     audit(trace, str(path))
+    if trace.is_growing and not any(trace.updates()):
+        print(f"{path} is sound, as far as it goes ({RUNNING}): there is no update yet.")
+        return
     summary = summarize(trace)
     if as_json:
         print_json(summary)
         return
-    how_far = "" if summary.ended == "finished" else f", as far as it goes ({summary.ended})"
-    fates = ", ".join(f"{count} {fate}" for fate, count in summary.fates.items())
+    how_far = "" if summary.ended == FINISHED else f", as far as it goes ({summary.ended})"
+    fates = ", ".join(f"{count} {fate}" for fate, count in outcomes(summary).items())
     print(
         f"{path} is sound{how_far}: {trace.header.source} of {summary.policy}, "
         f"{summary.workers} workers, {summary.updates} updates in "
-        f"{human_seconds(summary.seconds)}{_lost(summary)}; gradients: {fates}."
+        f"{human_seconds(summary.seconds)}{_restorations(summary)}; gradients: {fates}."
     )
 
 
-def _lost(summary: Summary) -> str:
-    """What restorations of the server cost."""
-    found = summary.restorations
+def _read(path: Path) -> Trace:
+    """The trace; where its run still goes on, as much of it as there is."""
+    return read_trace(path, is_growing=is_held(path.parent))
+
+
+def _restorations(summary: Summary) -> str:
+    """How often the run went on from an earlier version, and what that cost."""
+    resumed = [r for r in summary.restorations if r.resumed]
+    restored = [r for r in summary.restorations if not r.resumed]
+    return _lost("the run was resumed", resumed) + _lost("the server was restored", restored)
+
+
+def _lost(what: str, found: list[Restoration]) -> str:
     if not found:
         return ""
     which = ", ".join(_range(r) for r in found if r.lost)
     lost = f"updates {which} lost" if which else "nothing lost"
-    return f"; the server was restored {len(found)} x, {lost}"
+    return f"; {what} {len(found)} x, {lost}"
 
 
 def _range(restoration: Restoration) -> str:
@@ -49,4 +62,4 @@ def _range(restoration: Restoration) -> str:
 def show(file: Path) -> None:
     """Tell a run in plain words."""
     path = trace_file(file)
-    print("\n".join(report_lines(read_trace(path), path)))
+    print("\n".join(report_lines(_read(path), path)))

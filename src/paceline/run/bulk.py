@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 import warnings
-from errno import ENOMEM, ENOSPC
+from errno import EMFILE, ENFILE
 
 import torch
 
@@ -21,6 +21,14 @@ from paceline.run.memory import spare_bytes
 __all__ = ["Region"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class _NotMapped(ProtocolError):
+    """The system will not map this memory, of which it is said that a peer has given it."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"cannot map the memory of a peer: {error.strerror}")
+        self.errno = error.errno
 
 
 class Region:
@@ -48,7 +56,7 @@ class Region:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self._map = mmap.mmap(fd, max(size, 1), flags=flags, prot=protection)
         except OSError as error:
-            raise ProtocolError(f"cannot map the memory of a peer: {error.strerror}") from None
+            raise _NotMapped(error) from None
         self.size = size
 
     @classmethod
@@ -57,20 +65,19 @@ class Region:
         spare = spare_bytes()
         if size > spare:
             raise _too_much(size, what, f", {spare / 1e6:.0f} MB are left")
-        fd = os.memfd_create(f"paceline-{what}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = -1
         try:
+            fd = os.memfd_create(f"paceline-{what}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             # Reserved now, so that too little memory is an error here and not a crash later.
             os.posix_fallocate(fd, 0, max(size, 1))
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, size), fd
-        except OSError as error:
-            os.close(fd)
-            if error.errno in (ENOSPC, ENOMEM):
-                raise _too_much(size, what) from None
-            raise
-        except BaseException:
-            os.close(fd)
-            raise
+        except (OSError, _NotMapped) as error:
+            if fd >= 0:
+                os.close(fd)
+            if error.errno in (EMFILE, ENFILE):
+                raise _too_many_files(what) from None
+            raise _too_much(size, what, f" ({os.strerror(error.errno or 0)})") from None
 
     def tensor(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
         """A flat tensor on this memory, with a storage of its own, from a byte on."""
@@ -86,4 +93,11 @@ def _too_much(size: int, what: str, left: str = "") -> SpecError:
     return SpecError(
         f"{size / 1e6:.0f} MB of shared memory for the {what} cannot be had{left}; give the "
         "machine more memory, or use fewer workers or a smaller model"
+    )
+
+
+def _too_many_files(what: str) -> SpecError:
+    return SpecError(
+        f"shared memory for the {what} cannot be had, for too many files are open; raise the limit "
+        "(ulimit -n), or use fewer workers"
     )

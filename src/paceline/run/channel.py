@@ -227,13 +227,15 @@ class Challenger:
             raise ProtocolError("it has another token")
 
 
-def connect(address: str, token: str) -> Channel[FromServer]:
+def connect(address: str, token: str, patience_s: float | None = None) -> Channel[FromServer]:
     """Reach the server and make sure that both know the token; raises PeerLost if it is not there.
 
-    Raises ProtocolError where the server, or what answers in its place, does not know it.
+    Raises ProtocolError where the server, or what answers in its place, does not know it. With
+    `patience_s` a server that lets us wait for so long, now or later, is not there.
     """
     family, target = _parse(address)
     sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.settimeout(patience_s)
     try:
         sock.connect(target)
     except OSError as error:

@@ -12,7 +12,7 @@ Writing happens on a thread that only moves bytes: they were copied before, and 
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -64,6 +64,10 @@ class Snapshot(NamedTuple):
         body, fd = pack(tree, "checkpoint")
         return cls(saved.version, body, fd)
 
+    def twin(self) -> "Snapshot":
+        """The same, to be written once more."""
+        return self._replace(fd=os.dup(self.fd))
+
 
 class Archive:
     """The checkpoints of a run, in their folder."""
@@ -90,8 +94,13 @@ class Archive:
     def save(self, snapshot: Snapshot, places: dict[int, bytes]) -> None:
         """Write it in the background."""
         self.wait()
-        self._thread = Thread(target=self._save, args=(snapshot, dict(places)), name="checkpoint")
-        self._thread.start()
+        thread = Thread(target=self._save, args=(snapshot, dict(places)), name="checkpoint")
+        try:
+            thread.start()
+        except RuntimeError:  # the system will not have one more: so everybody waits
+            self._save(snapshot, places)
+        else:
+            self._thread = thread
 
     @property
     def is_writing(self) -> bool:
@@ -109,24 +118,31 @@ class Archive:
         partial = path.with_suffix(".partial")
         try:
             self._folder.mkdir(exist_ok=True)
-            for left in self._folder.glob("*.partial"):  # by a server that was killed
-                left.unlink()
+            self._remove(self._folder.glob("*.partial"))  # of a server that was killed
             _write(partial, snapshot, places)
             partial.replace(path)
             _bring_to_disk(self._folder)
-            for old in self._files()[KEPT:]:
-                old.unlink()
         except OSError as error:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
-            before = [int(old.stem) for old in self._files() if old != path]
+            before = [int(old.stem) for old in self._files()]
             stays = f"that of version {before[0]} stays" if before else "there is none before it"
             self._say(
                 f"the checkpoint of version {snapshot.version} cannot be written: "
                 f"{error.strerror}; {stays}"
             )
+        else:
+            self._remove(self._files()[KEPT:])
         finally:
             os.close(snapshot.fd)
+
+    def _remove(self, files: Iterable[Path]) -> None:
+        """Make room; what stays in spite of it does no harm but to the disk."""
+        for path in files:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self._say(f"{path} cannot be removed: {error.strerror}")
 
     def _files(self) -> list[Path]:
         """The newest first."""

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from paceline.errors import PacelineError
+from paceline.errors import InternalError, PacelineError
 from paceline.run.environment import Identity, adopt, identity
 
 __all__ = ["END_OF_FAILURE", "STOPS", "Ends", "Task", "main", "take_name"]
@@ -128,15 +128,25 @@ def _end(code: int) -> NoReturn:
 
 
 def _text_of(error: BaseException, script: str) -> str:
-    """The traceback as if the script had been started by hand; an error of ours is enough."""
+    """The traceback as if the script had been started by hand; an error of ours is a sentence."""
     shown = traceback.TracebackException.from_exception(error)
+    if isinstance(error, PacelineError) and not isinstance(error, InternalError):
+        return f"{_place_in(shown.stack, Path(script).parent)}{error}\n"
     at = [place for place, frame in enumerate(shown.stack) if frame.filename == script]
     frames = shown.stack[at[0] :] if at else []  # none: the script cannot even be read
-    if isinstance(error, PacelineError):
-        ours = str(Path(__file__).parent.parent)
-        frames = [frame for frame in frames if not frame.filename.startswith(ours)]
     shown.stack = traceback.StackSummary.from_list(frames)
     return "".join(shown.format())
+
+
+def _place_in(stack: traceback.StackSummary, folder: Path) -> str:
+    """The line of the script that has called us, or of what lies beside it."""
+    ours = Path(__file__).parent.parent
+    for frame in reversed(stack):
+        path = Path(frame.filename)
+        is_installed = path.is_relative_to(ours) or "site-packages" in path.parts
+        if path.is_relative_to(folder) and not is_installed:
+            return f"{path.name}:{frame.lineno}: "
+    return ""
 
 
 def take_name(name: str) -> None:

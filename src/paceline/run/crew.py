@@ -6,6 +6,7 @@ finds in `lost` when it has done what it was at.
 """
 
 import os
+from typing import Any
 
 from paceline.core.events import SendParams
 from paceline.errors import PeerLost, ProtocolError, SpecError
@@ -73,7 +74,7 @@ class Crew:
         self.members[worker] = peer
         self.ever.add(worker)
 
-    def send_work(self, action: SendParams, asked_at: float, place_wanted: bool) -> None:
+    def send_work(self, action: SendParams, asked_at: float, place_wanted: int) -> None:
         """Let the worker compute at this version, and tell it what became of its last gradient."""
         peer = self.members[action.worker]
         place = self._shard.read(action.worker, action.version)
@@ -97,7 +98,7 @@ class Crew:
         peer.options_known, peer.seen = self.options.edition, None
         self._send_with_place(peer, work, place)
 
-    def send_over(self, peer: Peer, place_wanted: bool = False) -> None:
+    def send_over(self, peer: Peer, place_wanted: int = 0) -> None:
         """Tell that the run has ended, and where its last version lies."""
         place = self._shard.newest
         over = wire.Over(
@@ -137,12 +138,10 @@ class Crew:
             os.close(fd)
             os.close(tree_fd)
 
-    def take_state(self, peer: Peer, message: wire.StateGiven, ignore: bool) -> None:
-        """Load the state that a worker sends, unless it is to be ignored."""
+    def take_state(self, peer: Peer, message: wire.StateGiven) -> Any:
+        """The state that a worker sends."""
         fd = peer.channel.take_fd()
         try:
-            state = unpack(message.tree, fd)
-            if not ignore:
-                self._shard.load_state(message.optimizer, state)
+            return unpack(message.tree, fd)
         finally:
             os.close(fd)

@@ -206,12 +206,17 @@ class Stream:
         is_ahead = is_latest and not batch.is_used  # the script has fetched it before it is needed
         return is_ahead or self._batches.is_pending(batch) or (batch.is_dropped and self._requeue)
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `go_to` leads anywhere: where a loop has begun, only an order of our own can."""
+        return self._loops == 0 or has_own_order(self._own)
+
     def go_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
         """Go on there; call `then` just before the first batch is loaded.
 
-        Only an order of our own can be gone back in: in another, what has begun goes on.
+        What cannot be gone back in goes on.
         """
-        if self._loops == 0 or has_own_order(self._own):
+        if self.can_go_back:
             self._move = (bookmark, then)
             self._again.clear()
             self._handed_out.clear()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The folder of a run on this machine: making it, holding it, and what the launcher writes there.
 
-A run that is resumed has the folder that it had before; the address and the token are new.
+A run that is resumed has the folder that it had before; the address and the token are new. Its
+settings are what they were until the server has taken the run up with others.
 """
 
 import fcntl
@@ -17,7 +18,22 @@ from paceline.run.channel import new_token
 from paceline.run.environment import Identity
 from paceline.run.settings import Settings
 
-__all__ = ["fill", "hold", "new_run_dir"]
+__all__ = [
+    "accept",
+    "clear",
+    "fill",
+    "finished_at",
+    "hold",
+    "is_held",
+    "is_resumed",
+    "mark_finished",
+    "new_run_dir",
+    "settings_of",
+]
+
+SPEC = "spec.json"
+NEXT_SPEC = "spec.next.json"  # of a run that is resumed, until the server has taken it up
+FINISHED = "finished"
 
 
 def new_run_dir(wanted: Path | None, script: Path) -> Path:
@@ -65,9 +81,21 @@ def _lock(fd: int, run_dir: Path) -> None:
         ) from None
 
 
+def is_held(run_dir: Path) -> bool:
+    """Whether there is a launcher in this folder."""
+    try:
+        with (run_dir / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it has no lock, or is on a file system that knows none
+        return False
+    return False
+
+
 def fill(run_dir: Path, settings: Settings) -> Identity:
     """Write what the processes of a run must know, and return who the server is."""
-    settings.write(run_dir / "spec.json")
+    settings.write(run_dir / (NEXT_SPEC if (run_dir / SPEC).exists() else SPEC))
     address = f"unix:@paceline-{secrets.token_hex(16)}"
     token_file = run_dir / "token"
     try:
@@ -79,3 +107,44 @@ def fill(run_dir: Path, settings: Settings) -> Identity:
     except OSError as error:
         raise SpecError(f"cannot write to the folder of the run: {error}") from None
     return Identity(address, token_file, run_dir, None)
+
+
+def settings_of(run_dir: Path) -> Settings:
+    """What the run in this folder is told, which nobody may have accepted yet."""
+    newer = run_dir / NEXT_SPEC
+    return Settings.read(newer if newer.exists() else run_dir / SPEC)
+
+
+def is_resumed(run_dir: Path) -> bool:
+    """Whether somebody has resumed the run, and no server has taken it up yet."""
+    return (run_dir / NEXT_SPEC).exists()
+
+
+def accept(run_dir: Path) -> None:
+    """The server has taken the run up: from now on these are the settings of the run."""
+    try:
+        (run_dir / FINISHED).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # of a new run; or this is not its first server
+            (run_dir / NEXT_SPEC).replace(run_dir / SPEC)
+    except OSError as error:
+        raise SpecError(f"cannot write {run_dir / SPEC}: {error.strerror}") from None
+
+
+def clear(run_dir: Path) -> None:
+    """Nobody runs here any more: settings that nobody has accepted are forgotten."""
+    with suppress(OSError):
+        (run_dir / NEXT_SPEC).unlink(missing_ok=True)
+
+
+def mark_finished(run_dir: Path, version: int) -> None:
+    """Nothing is left to do here, for whoever resumes the run; a full disk does not matter."""
+    with suppress(OSError):
+        (run_dir / FINISHED).write_text(f"{version}\n", encoding="ascii")
+
+
+def finished_at(run_dir: Path) -> int | None:
+    """How many updates the run has made that has come to its end here; None: there is none."""
+    try:
+        return int((run_dir / FINISHED).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

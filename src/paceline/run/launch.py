@@ -9,6 +9,7 @@ workers all fail in the same way has nothing to hope for, and ends.
 import os
 import selectors
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -18,10 +19,11 @@ from types import FrameType
 
 import msgspec
 
-from paceline.errors import CheckpointError, PacelineError, PeerLost, SpecError
+from paceline.errors import PacelineError, PeerLost, SpecError
 from paceline.run.child import STOPS
-from paceline.run.folder import fill, hold
+from paceline.run.folder import clear, fill, hold, mark_finished
 from paceline.run.nursery import Nursery
+from paceline.run.outcome import of_updates, outcome
 from paceline.run.output import Output, PatientScreen, PlainScreen, Screen, Stream
 from paceline.run.processes import Child, Processes
 from paceline.run.restarts import TRIES_MAX, Follower, tell_missing
@@ -37,30 +39,17 @@ TICK_S = 0.2  # how often we look after things that nobody tells us
 class Launch:
     """One run on this machine."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        script: Path,
-        arguments: tuple[str, ...],
-        run_dir: Path,
-        nursery: Nursery | None = None,
-        restart: bool = True,
-    ) -> None:
-        if not script.is_file():
-            raise SpecError(f"there is no script {script}")
-        script = script.resolve()
-        settings = msgspec.structs.replace(settings, script=str(script), arguments=arguments)
-        _check_text(settings)
-        self._settings = settings
+    def __init__(self, settings: Settings, run_dir: Path, nursery: Nursery | None = None) -> None:
+        self._settings = _placed(settings)
         self._run_dir = run_dir.resolve()
         self._trace = self._run_dir / "trace.jsonl"
         self._nursery = nursery or Nursery()
         self._own_nursery = nursery is None
-        self._restart = restart
         self._server: Child | None = None
         self._workers: list[Child] = []
         self._missing: dict[int, str] = {}  # workers that are not started again, and why
         self._untold: set[int] = set()  # those of them that the server does not know of
+        self._ended: set[int] = set()  # workers that came to their ends, and nothing was said of it
         self._interrupts = 0
         self._heeded = 0  # of them
         self._number = 0  # the signal that came last
@@ -68,15 +57,19 @@ class Launch:
         self._is_given_up = False  # all workers are gone before the end
         self._end_server_by: float | None = None  # not None iff nobody is left that it serves
         self._is_server_told = False  # to end
+        self._was_lost_late = False  # the server was, after the last update: who is left was told
         self._kill_at: float | None = None
         self._next_tick = 0.0
 
-    def run(self, screen: Screen | None = None) -> int:
-        """Run to the end, shown on this screen; return the exit code."""
+    def run(self, screen: Screen | None = None, first_line: str = "") -> int:
+        """Run to the end, shown on this screen after a first line; return the exit code."""
         self._screen = PatientScreen(screen or PlainScreen())
         with ExitStack() as stack:
             stack.callback(self._screen.close)
             stack.enter_context(hold(self._run_dir))
+            if first_line:
+                self._screen.line(first_line, sys.stderr)
+            stack.callback(clear, self._run_dir)
             stack.enter_context(_on_signals(self._on_signal))
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._output = Output(self._selector, self._screen, self._run_dir / "output")
@@ -120,7 +113,7 @@ class Launch:
             for worker in range(spec.workers)
         ]
         for child in self._children:
-            self._processes.start(child)
+            self._start_one(child)
 
     # ---------------------------------------------------------------------------- looking after it
 
@@ -142,8 +135,10 @@ class Launch:
         if monotonic() >= self._next_tick:
             self._next_tick = monotonic() + TICK_S
             self._follower.look()
+            self._output.tick(monotonic())
             self._screen.tick()
             self._tell_missing()
+            self._tell_ends()
             self._end_server()
         for child in self._children:
             if child.start_at is not None and monotonic() >= child.start_at:
@@ -155,8 +150,9 @@ class Launch:
         assert worker.who.worker is not None
         if worker.code == 0:
             self._miss(worker, "it has come to its end")
+            self._ended.add(worker.who.worker)
         elif not worker.is_killed:
-            if not self._may_start or self._all_failed_alike():
+            if not self._may_start(worker) or self._all_failed_alike():
                 self._output.say(f"{worker.name} {worker.how}")
                 self._miss(worker, worker.how)
             else:
@@ -165,23 +161,29 @@ class Launch:
         self._end_if_nobody_is_left()
 
     def _on_end_of_server(self, server: Child) -> None:
-        if server.code < 0 and not server.is_killed and self._may_start:
+        self._was_lost_late |= server.code < 0 and self._follower.is_over
+        if server.code < 0 and not server.is_killed and self._may_start(server):
             self._try_again(server, server.how, self._follower.version)
             if server.start_at is not None:
                 return  # the workers find it when it is back
         elif server.code and not server.is_killed and not self._is_given_up:
             self._output.say(f"server {server.how}")
         self._start_nobody()
-        if server.code < 0 and self._follower.is_over and not self._interrupts:
+        if self._was_lost_late and not self._interrupts:
             return  # the workers were told, and come to their ends
         # Whoever is left was stopped, or has lost the server: nobody waits for it.
         self._kill_at = monotonic() + (GRACE_S if server.code == 0 else 1.0)
 
     # ------------------------------------------------------------------------------ starting again
 
-    @property
-    def _may_start(self) -> bool:
-        return self._restart and not self._is_ending and not self._follower.is_over
+    def _may_start(self, child: Child) -> bool:
+        """Whether it is of use; after the last update, only a server is that has to write it."""
+        follower = self._follower
+        if self._interrupts or follower.end is not None or not self._settings.restart:
+            return False
+        if follower.is_over:
+            return child is self._server
+        return not self._is_ending
 
     def _try_again(self, child: Child, how: str, progress: int) -> None:
         pause = child.tries.next_pause(progress)
@@ -201,22 +203,27 @@ class Launch:
     def _start_again(self, child: Child) -> None:
         child.start_at = None
         self._follower.look()
-        if self._may_start:
+        if self._may_start(child):
             try:
-                self._processes.start(child)
+                self._start_one(child)
             except PeerLost:
                 raise
             except PacelineError as error:
                 self._try_again(child, f"could not be started: {error}", 0)
-            else:
-                if child is self._server:  # which knows nothing of the one before
-                    self._untold = set(self._missing)
         self._end_if_nobody_is_left()
+
+    def _start_one(self, child: Child) -> None:
+        if child is self._server:  # which knows nothing of the one before
+            self._untold = set(self._missing)
+            self._end_server_by, self._is_server_told = None, False
+            self._follower.begin()
+        self._processes.start(child)
 
     def _start_nobody(self) -> None:
         self._is_ending = True
         for child in self._children:
-            child.start_at = None
+            if not self._may_start(child):
+                child.start_at = None
 
     def _miss(self, child: Child, reason: str) -> None:
         """A worker is not started again: a run that has not begun must not wait for it."""
@@ -226,7 +233,7 @@ class Launch:
 
     def _tell_missing(self) -> None:
         """Tell the server, once it can hear us."""
-        if not self._untold or self._is_ending or self._follower.is_over:
+        if not self._untold or self._is_ending or self._follower.end is not None:
             return
         if self._server is None or self._server.pid is None:
             return
@@ -234,6 +241,16 @@ class Launch:
         untold = {worker: self._missing[worker] for worker in sorted(self._untold)}
         if tell_missing(who.address, who.token(), untold):
             self._untold.clear()
+
+    def _tell_ends(self) -> None:
+        """Say whose script has ended in the middle of the run; if all have, that is said once."""
+        is_going = any(worker.pid is not None for worker in self._workers)
+        if is_going or self._follower.is_finished:
+            early = self._ended & self._follower.left.keys()
+            self._ended -= early
+            for worker in sorted(early):
+                at = f"{self._follower.left[worker]}{of_updates(self._settings)}"
+                self._output.say(f"worker {worker} has come to its end at update {at}")
 
     # ------------------------------------------------------------------------------------- the end
 
@@ -264,7 +281,7 @@ class Launch:
         """There is nobody left to serve. A server that is just getting ready ends in good order."""
         if self._end_server_by is None or self._is_server_told or self._server is None:
             return
-        if self._trace.exists() or monotonic() >= self._end_server_by:
+        if self._follower.is_begun or monotonic() >= self._end_server_by:
             self._server.signal(signal.SIGTERM)
             self._is_server_told = True
 
@@ -293,31 +310,27 @@ class Launch:
 
     def _end_whoever_is_left(self) -> None:
         until = monotonic() + GRACE_S
-        self._start_nobody()
+        self._is_ending = True
+        for child in self._children:
+            child.start_at = None
         with suppress(OSError, PeerLost):  # nobody reads what we print; all are gone
             self._processes.kill()
             while self._processes and monotonic() < until:
                 self._look()
 
     def _exit_code(self) -> int:
+        self._follower.look()
+        self._tell_ends()
+        end = self._follower.end
+        if end is not None and self._follower.is_finished and not self._workers[0].code:
+            mark_finished(self._run_dir, end.version)
         if self._interrupts:
             return 128 + self._number
         assert self._server is not None
-        codes = [child.code for child in self._workers]
-        for kind in (SpecError, CheckpointError):
-            if kind.exit_code in (self._server.code, *codes):
-                return kind.exit_code
-        if self._server.code or any(code > 0 for code in codes):
-            return 1
-        if not self._trace.exists():
-            self._output.say("the script has never called run.prepare(), so nothing was trained")
-            return 1
-        if codes[0]:
-            self._output.say(
-                "worker 0 was lost: what the script does once, if run.is_first, is not done"
-            )
-            return 1
-        return 0
+        code, why = outcome(self._settings, self._server, self._workers, self._follower)
+        if why:
+            self._output.say(why)
+        return code
 
 
 @contextmanager
@@ -336,10 +349,23 @@ def _is_without_terminal(number: int) -> bool:
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
-def _check_text(settings: Settings) -> None:
-    """Raise SpecError at what cannot be written down."""
-    for text in (settings.script, *settings.arguments):
+def _placed(settings: Settings) -> Settings:
+    """The settings with whole paths; raises SpecError at what is not there, or no text."""
+    script, folder = Path(settings.script), Path(settings.folder or ".")
+    if not script.is_file():
+        raise SpecError(f"there is no script {script}")
+    if not folder.is_dir():
+        raise SpecError(
+            f"the folder {folder}, in which the script worked, is gone; make it again, or name the "
+            "script and its arguments to let it work where you are"
+        )
+    try:
+        script, folder = script.resolve(), folder.resolve()
+    except OSError as error:
+        raise SpecError(f"cannot tell where we are: {error.strerror}") from None
+    for text in (str(script), str(folder), *settings.arguments):
         try:
             text.encode()
         except UnicodeEncodeError:
             raise SpecError(f"a script and its arguments must be UTF-8, got {text!r}") from None
+    return msgspec.structs.replace(settings, script=str(script), folder=str(folder))

@@ -209,7 +209,8 @@ def modules_of(script: Path) -> list[str]:
     """The modules that a script imports at its top, without those that are beside it."""
     try:
         tree = ast.parse(script.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # which is told when it is run
+        beside = {path.name.partition(".")[0] for path in script.parent.iterdir()}
+    except (OSError, SyntaxError, ValueError):  # which is told when it is run, if it matters
         return []
     found = []
     for node in tree.body:
@@ -217,7 +218,6 @@ def modules_of(script: Path) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.append(node.module)
-    beside = {path.name.partition(".")[0] for path in script.parent.iterdir()}
     return [name for name in found if name.partition(".")[0] not in beside]
 
 

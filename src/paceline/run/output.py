@@ -3,6 +3,9 @@
 
 A process has three pipes: standard output, standard error, and one through which it tells the
 failure that has ended its script. The same failure is shown once, however many workers have it.
+
+A bar of progress, a line that is written over again and again, is shown every few seconds as it
+stands then, and once it is whole. The file has all that it was, a line for each.
 """
 
 import os
@@ -12,11 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
-from typing import Protocol, TextIO
+from typing import NamedTuple, Protocol, TextIO
 
 from paceline.run.child import END_OF_FAILURE, Ends
 
 __all__ = ["Failure", "Output", "PatientScreen", "PlainScreen", "Screen", "Stream", "patience_with"]
+
+BAR_S = 5.0  # from one look at a bar of progress to the next
+
+_UP = b"\x1b[A"  # the cursor, as below the first of several bars of tqdm after each state
 
 
 class Screen(Protocol):
@@ -88,7 +95,25 @@ class Stream:
     name: str  # of the process
     fd: int
     to: TextIO | None  # None: it tells of a failure
-    rest: bytes = b""  # a line that has no end yet
+    rest: bytes = b""  # a line that has no end yet; it begins with \r iff others were in its place
+    overwritten: bytes = b""  # the last of those
+
+    bar_due: float = 0.0  # when a bar may be shown again
+    bar_shown: bytes = b""  # as it was then
+
+    @property
+    def bar(self) -> bytes:
+        """A line that is written over again and again, as it stands; empty: there is none."""
+        if not self.rest.startswith(b"\r"):
+            return b""
+        return next(iter(_states(self.rest)), self.overwritten)
+
+
+class Lines(NamedTuple):
+    """What was printed."""
+
+    shown: list[bytes]
+    kept: list[bytes]
 
 
 @dataclass(frozen=True)
@@ -142,12 +167,20 @@ class Output:
         if stream.to is None:
             self._hear(stream, data)
         else:
-            self._show(stream, stream.to, _cut(stream, data))
+            self._pass_on(stream, stream.to, data)
         if not data:
             self._selector.unregister(stream.fd)
             os.close(stream.fd)
             self._streams[stream.name].remove(stream)
         return bool(data)
+
+    def tick(self, now: float) -> None:
+        """Show bars of progress as they stand, if that is due."""
+        for stream in (stream for streams in self._streams.values() for stream in streams):
+            bar = stream.bar
+            if stream.to is not None and bar and bar != stream.bar_shown and now >= stream.bar_due:
+                stream.bar_due, stream.bar_shown = now + BAR_S, bar
+                self._show(stream, stream.to, [bar])
 
     def drain(self, name: str) -> Failure | None:
         """Pass on all that a process had to say, which has ended; return what it failed of."""
@@ -159,8 +192,8 @@ class Output:
     def close(self) -> None:
         """Close everything; what comes later is lost."""
         for stream in (stream for streams in self._streams.values() for stream in streams):
-            if stream.to is not None and stream.rest:
-                self._show(stream, stream.to, [stream.rest])
+            if stream.to is not None:
+                self._pass_on(stream, stream.to, b"")
             self._selector.unregister(stream.fd)
             os.close(stream.fd)
         self._streams.clear()
@@ -176,22 +209,23 @@ class Output:
         lines = told.rstrip(b"\n").split(b"\n")
         text = told.decode(errors="replace")
         self._failures[stream.name] = Failure(text, self._first.get(text, ""))
-        if text in self._first:
-            self._keep(stream.name, lines)
-        else:
+        self._keep(stream.name, lines)
+        if text not in self._first:
             self._first[text] = stream.name
             self._show(stream, sys.stderr, lines)
 
+    def _pass_on(self, stream: Stream, to: TextIO, data: bytes) -> None:
+        lines = _cut(stream, data)
+        self._show(stream, to, lines.shown)
+        self._keep(stream.name, lines.kept)
+
     def _show(self, stream: Stream, to: TextIO, lines: list[bytes]) -> None:
-        if not lines:
-            return
         for line in lines:
             self._screen.line(f"{stream.name:9} | {line.decode(errors='replace')}", to)
-        self._keep(stream.name, lines)
 
     def _keep(self, name: str, lines: list[bytes]) -> None:
         """Write the lines into the process's own file; a full disk does not end the run."""
-        if not self._is_kept:
+        if not lines or not self._is_kept:
             return
         path = self._folder / f"{name.replace(' ', '-')}.log"
         try:
@@ -206,12 +240,33 @@ class Output:
             self.say(f"what is printed is not kept any more, for {path}: {error.strerror}")
 
 
-def _cut(stream: Stream, data: bytes) -> list[bytes]:
+def _cut(stream: Stream, data: bytes) -> Lines:
     """The lines that are whole now; at the end of the stream, all that is left."""
-    # A bar of progress ends its lines with a carriage return.
-    *lines, stream.rest = (stream.rest + data).replace(b"\r\n", b"\n").split(b"\n")
-    *begun, stream.rest = stream.rest.split(b"\r")
-    if not data:
-        begun.append(stream.rest)
-    shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-    return shown + [line for line in begun if line]
+    text = stream.rest + data
+    while (up_and_down := _UP + b"\n") in text:
+        text = text.replace(up_and_down, b"")
+    text = text.replace(b"\r\n", b"\n")
+    if not data and (text.strip() or stream.overwritten):
+        text += b"\n"
+    *whole, begun = text.split(b"\n")
+    lines = Lines([], [])
+    for line in whole:
+        states = _states(line)
+        if not (states or stream.overwritten):
+            states = [b""]
+        newest = states[-1] if states else stream.overwritten
+        if not newest or newest != stream.bar_shown:
+            lines.shown.append(newest)
+        lines.kept.extend(states)
+        stream.overwritten = stream.bar_shown = b""
+    before, end, after = begun.rpartition(b"\r")
+    states = _states(before)
+    lines.kept.extend(states)
+    stream.overwritten = states[-1] if states else stream.overwritten
+    stream.rest = end + after
+    return lines
+
+
+def _states(line: bytes) -> list[bytes]:
+    """What a line was, one after the other; a bar that goes is written over with spaces."""
+    return [state for state in line.replace(_UP, b"").split(b"\r") if state.strip()]

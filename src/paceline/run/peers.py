@@ -38,7 +38,6 @@ class Peer:
     places: set[int] = field(default_factory=set)  # that it has
     options_known: int | None = None  # how many changes of options it was told of; None: of nothing
     asked_at: float | None = None  # when; None: it waits
-    has_reported: bool = False  # on some work, since it joined
     given_to: int | None = None  # the update that its last gradient went into
     seen: Seen | None = None  # what became of its last gradient, if it was not told yet
     is_parked: bool = False  # it was stopped, and has left the run for as long

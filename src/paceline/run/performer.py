@@ -35,7 +35,7 @@ from paceline.run.shard import Shard
 from paceline.run.sums import Piece
 from paceline.run.timers import Timers
 from paceline.watch.scribe import Made
-from paceline.watch.trace import Ended
+from paceline.watch.trace import FINISHED, Ended
 
 __all__ = ["Performer"]
 
@@ -45,23 +45,25 @@ class Performer:
 
     def __init__(self, settings: Settings, decider: Decider, shard: Shard, keeper: Keeper) -> None:
         self.crew = Crew(settings, shard)
-        self.goal = Goal(settings.samples)
+        self.goal = Goal(settings.samples, settings.spec.steps)
         self.progress = Progress(settings)
         self.timers = Timers()
         self.end: Ended | None = None
+        self.began: float | None = None  # when the first update was begun; None: none was
+        self.updated: float | None = None  # when the last update was made; None: none was
         self._settings = settings
         self._decider = decider
         self._shard = shard
         self._keeper = keeper
         self._scalars = Scalars()
-        self._first = shard.version  # there is nothing to save before another one
+        self._first = shard.version  # there is no need to save it; -1: there is, for it was changed
         self._is_spoilt = False  # an update has failed half-way
         self._handlers: dict[type[Action], Callable[[Any, float], None]] = {
             ApplyUpdate: self._apply,
             Cancel: self._cancel,
             StartTimer: lambda action, _: self.timers.start(action.timer, action.at),
             Pause: lambda action, _: self.progress.say(f"paused: {action.reason}"),
-            Resume: lambda _, __: self.progress.begin(),
+            Resume: self._resume,
             Finish: self._finish,
         }
 
@@ -108,7 +110,14 @@ class Performer:
             self.goal.refused(len(self.crew.active))
             self.progress.refused(action.worker)
 
+    def _resume(self, action: Resume, time: float) -> None:
+        del action
+        self.began = time if self.began is None else self.began
+        self.progress.begin()
+
     def _apply(self, action: ApplyUpdate, time: float) -> None:
+        self.updated = time
+        self.goal.updated(sum(c.samples for c in action.contributions))
         try:
             applied = self._shard.apply(action.update)
         except Exception as error:  # of an optimizer or a scheduler, say, which are the script's
@@ -116,7 +125,6 @@ class Performer:
             self._is_spoilt = True
             self.goal.fail(f"update {action.update} could not be made: {error!r}")
             return
-        self.goal.updated(sum(c.samples for c in action.contributions))
         for contribution in action.contributions:
             peer = self.crew.members.get(contribution.worker)
             if peer is not None and peer.seen is not None and peer.given_to == action.update:
@@ -129,7 +137,20 @@ class Performer:
             self.progress.say(f"update {action.update} was not finite: nothing was stepped")
         repeats = self._decider.policy.repeats
         self.progress.updated(action, inf if repeats else len(self.crew.active), scalars)
-        if self._keeper.is_due(action.update, time) and not self._decider.ledger.finished:
+        if self._keeper.is_due(action.update, time):
+            self._save(time)
+
+    def load_state(self, index: int, state: Any) -> None:
+        """Load the state of an optimizer, which nobody will give again; raises ProtocolError."""
+        self._shard.load_state(index, state)
+        if self.end is None:
+            self._first = -1
+            self._keeper.hasten()
+
+    def save_overdue(self, time: float) -> None:
+        """Save what was given to us, unless there are gradients that are of no version yet."""
+        tallies = self._decider.ledger.tallies.values()
+        if self._keeper.is_overdue and not any(tally.contributions for tally in tallies):
             self._save(time)
 
     def send_params(self, action: SendParams, time: float, clock: float) -> None:
@@ -147,21 +168,26 @@ class Performer:
 
     def _finish(self, action: Finish, time: float) -> None:
         unused = tuple(c.worker for c in action.unused)
-        self.end = Ended(time, action.version, unused, self.goal.failure or "finished")
-        self.progress.end(action.version, self.goal.samples)
+        self.end = Ended(time, action.version, unused, self.goal.reason(action.version))
+        took_s = 0.0 if self.began is None or self.updated is None else self.updated - self.began
+        self.progress.end(action.version, self.goal.samples, took_s)
         if action.version > self._first and not self._is_spoilt:
             here = [worker for worker, peer in self.crew.members.items() if not peer.is_parked]
             self._keeper.save_last(self._saved(), here, time)
+        elif self.end.reason == FINISHED:  # a server before us may have been killed at this place
+            self._keeper.export()
         for worker, peer in self.crew.members.items():  # the stopped ones too: it waits for them
             self.crew.send_over(peer, self._keeper.wants_place(worker))
 
     def _save(self, time: float) -> None:
         """Save this version; what a worker computes now is lost with what comes after it."""
+        if self._is_spoilt or self._decider.ledger.finished:  # the last one is saved in another way
+            return
         here = {worker: peer for worker, peer in self.crew.members.items() if not peer.is_parked}
         busy = [worker for worker, peer in here.items() if peer.asked_at is not None]
         if self._keeper.save(self._saved(), set(here) - set(busy), busy, time):
             for worker in busy:
-                self.crew.send(here[worker], wire.PlaceWanted())
+                self.crew.send(here[worker], wire.PlaceWanted(self._keeper.checkpoint))
 
     def _saved(self) -> Saved:
         return Saved(

@@ -129,6 +129,10 @@ def decode_place(body: bytes) -> Place:
 class Marked(Protocol):
     """A stream of batches that knows where it is."""
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `go_to` leads anywhere."""
+
     def bookmark(self) -> Bookmark:
         """Where it is."""
 
@@ -184,7 +188,10 @@ class Whereabouts:
         return encode_place(Place(tuple(self._bookmarks), self._generators.remembered()))
 
     def go_to(self, body: bytes) -> None:
-        """Be where this tells; nothing: at the beginning."""
+        """Be where this tells; nothing: at the beginning.
+
+        Where a stream can only go on, so do random numbers: they belong to its data.
+        """
         if body:
             self._given = decode_place(body)
         elif self._first is not None:
@@ -192,7 +199,10 @@ class Whereabouts:
             self._given = Place(beginning, self._first)
         else:
             return
-        self._to_restore = self._given.randomness
-        self._to_restore.restore()
-        for number, stream in self._there():
+        streams = list(self._there())
+        self._to_restore = None
+        if all(stream.can_go_back for _, stream in streams):
+            self._to_restore = self._given.randomness
+            self._to_restore.restore()
+        for number, stream in streams:
             self._begin(stream, number)

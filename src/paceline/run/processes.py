@@ -8,7 +8,6 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from paceline.errors import PacelineError, PeerLost
 from paceline.run.child import Task
@@ -63,7 +62,7 @@ class Processes:
             variables=variables(child.who),
             script=settings.script,
             arguments=settings.arguments,
-            folder=str(Path.cwd()),
+            folder=settings.folder,
             seed=settings.spec.seed,
             threads=child.threads,
         )
@@ -88,7 +87,7 @@ class Processes:
                 continue
             failure = self._output.drain(child.name)
             child.pid, child.code = None, ended.code
-            child.how = _how(child.name, ended.code, failure)
+            child.how = _how(child, failure)
             # That the server is gone is no failure of the script: it may be back soon.
             is_own = ended.code > 0 and ended.code != PeerLost.exit_code
             child.failure = (failure.text if failure else child.how) if is_own else ""
@@ -113,13 +112,13 @@ class Processes:
         self._running.clear()
 
 
-def _how(name: str, code: int, failure: Failure | None) -> str:
+def _how(child: Child, failure: Failure | None) -> str:
     """Say how a process has ended."""
-    if failure is not None and failure.same_as and code > 0:
-        before = "before" if failure.same_as == name else failure.same_as
+    if failure is not None and failure.same_as and child.code > 0:
+        before = "before" if failure.same_as == child.name else failure.same_as
         return f"failed in the same way as {before}"
-    how = how_it_ended(code)
-    if -code == signal.SIGSEGV:
+    how = how_it_ended(child.code)
+    if -child.code == signal.SIGSEGV and child.who.worker is not None:
         how += (
             "; its script may have written to the parameters, which are the server's: see the line "
             "above, and change them in an optimizer of your own instead"

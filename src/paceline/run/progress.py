@@ -17,7 +17,7 @@ class Progress:
     def __init__(self, settings: Settings) -> None:
         self._spec = settings.spec
         self._tells = settings.progress
-        self._said_at = self._began = monotonic()
+        self._said_at = monotonic()
         self._version = self._said_version = 0
         self._too_few = False  # workers, for what the rule wants
         self._scalars: dict[str, float] = {}
@@ -36,8 +36,6 @@ class Progress:
         """The run begins, or goes on."""
         self.say("training" if self._version == 0 else f"going on at version {self._version}")
         self._said_at, self._said_version = monotonic(), self._version
-        if self._version == 0:
-            self._began = self._said_at
 
     def updated(self, action: ApplyUpdate, givers: float, scalars: dict[str, float]) -> None:
         """An update was made, to which so many workers could give; inf: they may give twice."""
@@ -76,10 +74,9 @@ class Progress:
             self.say(f"update {self._version}{of}, {rate:.3g} a second, {alive}{logged}")
         self._said_at, self._said_version = now, self._version
 
-    def end(self, version: int, samples: int) -> None:
-        """The run is over."""
+    def end(self, version: int, samples: int, took_s: float) -> None:
+        """The run is over; it took so long from its beginning to its last update."""
         self._is_over = True
-        took_s = monotonic() - self._began
         steps = self._spec.steps
         of = "" if steps is None or version == steps else f" of {steps}"
         self.say(f"{version}{of} updates of {samples} samples in {took_s:.1f} s")

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import time
+from typing import Any
 
 import msgspec
 
 from paceline.errors import SpecError, TraceError
-from paceline.watch.trace import Header, Record
+from paceline.watch.trace import Header, Record, Restored
 
 __all__ = ["Recorder"]
 
@@ -24,6 +25,7 @@ MOST = 512  # events that wait to become lines, on a server that is never quiet
 class _Line(msgspec.Struct):
     """As much of a line as is needed to go on after it."""
 
+    type: str = ""
     t: float = 0.0
     worker: int = 0
     turn: int = 0
@@ -36,8 +38,10 @@ class Recorder:
     """The trace of a run that goes on; whole lines only, flushed now and then."""
 
     def __init__(self, path: Path, header: Header, *, begins_anew: bool = True) -> None:
-        """Begin a trace, or go on with one that is there: then `turns` and `time` are its last."""
+        """Begin a trace, or go on with one that is there: then `turns` and the times are its."""
         self.time = 0.0  # of the last line
+        self.began: float | None = None  # when the first update was begun; None: none was
+        self.updated: float | None = None  # when the last update was made; None: none was
         self.turns: dict[int, int] = {}  # how many pieces of work each worker has had
         self.down_s = 0.0  # for how long nobody has written
         self._encode = msgspec.json.Encoder().encode
@@ -73,8 +77,19 @@ class Recorder:
             self._file.close()
             raise TraceError(f"{place}: {error}; move the file away to go on") from None
         self.time = max(self.time, known.t)
-        if known.turn:
+        if known.type == "resumed" and self.began is None:
+            self.began = known.t
+        elif known.type == "update":
+            self.updated = known.t
+        elif known.turn:
             self.turns[known.worker] = max(self.turns.get(known.worker, 0), known.turn)
+
+    def restore(self, header: Header, version: int, memory: Any, resumed: bool) -> Restored:
+        """The run goes on from this version; `resumed`: because somebody wants it to."""
+        told = (self.down_s, self.turns, memory, resumed)
+        restored = Restored(self.time, version, header, *told)
+        self.write([restored])
+        return restored
 
     def write(self, records: Iterable[Record]) -> None:
         """Take these in; they become lines when there is time for it."""

@@ -5,19 +5,19 @@ Each start in a row that has brought nothing is waited for twice as long as the 
 after a few of them nobody tries again. What a start has brought is read from the trace of the run.
 """
 
-import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.channel import connect
 from paceline.run.wire import Missing
+from paceline.watch.trace import FINISHED
 
-__all__ = ["Follower", "Tries", "tell_missing"]
+__all__ = ["End", "Follower", "Tries", "tell_missing"]
 
 FIRST_PAUSE_S = 0.5
 PAUSE_MAX_S = 30.0
@@ -55,6 +55,15 @@ class _Line(msgspec.Struct):
     worker: int = -1
     fate: str = ""
     update: int = 0
+    version: int = 0
+    reason: str = FINISHED
+
+
+class End(NamedTuple):
+    """What a trace says last of a run that has ended."""
+
+    version: int
+    reason: str
 
 
 class Follower:
@@ -63,12 +72,39 @@ class Follower:
     def __init__(self, path: Path, steps: int | None) -> None:
         self.accepted: Counter[int] = Counter()  # gradients, by worker
         self.version = 0  # the highest that was ever reached
+        self.left: dict[int, int] = {}  # who has left a run that goes on, and at which version
+        self.is_deserted = False  # everybody had left when nobody wanted another update
         self.is_over = False  # the last update is made, or nobody wants another
+        self.end: End | None = None  # not None iff everybody was told, and everything is written
+        self.is_begun = False  # something was written since a server was started
+        self._now = 0  # the version
+        self._here: set[int] = set()  # workers
+        self._is_new = not path.exists()
         self._path = path
         self._steps = steps
         self._at = path.stat().st_size if path.exists() else 0
         self._rest = b""
         self._decode = msgspec.json.Decoder(_Line).decode
+
+    def begin(self) -> None:
+        """A server is started, which goes on after the last line that is whole."""
+        self.is_begun = False
+        self._at -= len(self._rest)
+        self._rest = b""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a server has served, though it may have had no room to write anything."""
+        return self.is_begun or (self._is_new and self._path.exists())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its goal."""
+        return self.end is not None and self.end.reason == FINISHED
+
+    @property
+    def _is_last(self) -> bool:
+        return self._steps is not None and self._now >= self._steps
 
     def look(self) -> None:
         """Read what has come, whole lines only."""
@@ -88,40 +124,43 @@ class Follower:
             record = self._decode(line)
         except msgspec.MsgspecError:  # half a line, where a server was killed
             return
-        if record.type == "gradient":
-            self.accepted[record.worker] += record.fate == "accepted"
-        elif record.type == "update":
-            self.version = max(self.version, record.update)
-            self.is_over = self.is_over or record.update == self._steps
-        elif record.type in ("stopped", "ended"):
-            self.is_over = True
-        elif record.type == "restored":
-            self.is_over = False
+        self.is_begun = True
+        match record.type:
+            case "gradient":
+                self.accepted[record.worker] += record.fate == "accepted"
+            case "update":
+                self._now = record.update
+                self.version = max(self.version, self._now)
+                self.is_over = self.is_over or self._is_last
+            case "joined":
+                self._here.add(record.worker)
+                self.left.pop(record.worker, None)
+            case "left" if not self.is_over:
+                self._here.discard(record.worker)
+                self.left[record.worker] = self._now
+            case "stopped":
+                self.is_over, self.is_deserted = True, not self._here
+            case "ended":
+                self.is_over, self.end = True, End(record.version, record.reason)
+            case "restored":
+                self._now = record.version
+                self._here.clear()
+                self.is_over, self.end = self._is_last, None
+            case _:
+                pass
 
 
 def tell_missing(address: str, token: str, missing: Mapping[int, str]) -> bool:
     """Tell the server which workers nobody will start again, and why; return whether it heard."""
     try:
-        with _little_patience():
-            channel = connect(address, token)
-            try:
-                for worker, reason in missing.items():
-                    channel.send(Missing(worker, reason))
-            finally:
-                channel.close()
+        channel = connect(address, token, patience_s=_ANSWER_S)
+        try:
+            for worker, reason in missing.items():
+                channel.send(Missing(worker, reason))
+        finally:
+            channel.close()
     except PeerLost:  # it is not there yet, or has no time
         return False
     except ProtocolError:  # it will not hear of it
         return True
     return True
-
-
-@contextmanager
-def _little_patience() -> Iterator[None]:
-    """Wait no longer than this for anything that sockets do which are made meanwhile."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_ANSWER_S)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

@@ -15,26 +15,17 @@ from paceline.errors import SpecError
 __all__ = ["advance", "follow"]
 
 
-SELDOM = 5  # a scheduler that is first called after so many steps is meant for epochs
+SELDOM = 5  # a scheduler that is not called in so many steps is meant for epochs
 
 
 class _Following(LRScheduler):
-    """A scheduler that is stepped by `advance` alone. Each has a class and counts of its own."""
+    """A scheduler that is stepped by `advance` alone. Each has a class and a count of its own."""
 
-    calls: ClassVar[int] = 0  # by the script
-    advances: ClassVar[int] = 0
+    uncalled: ClassVar[int] = 0  # steps since the script has called it
 
     def step(self, epoch: int | None = None) -> None:
         """Do nothing: each update makes a step."""
-        ours = type(self)
-        ours.calls += 1
-        if ours.calls == 1 and ours.advances >= SELDOM:
-            warn(
-                f"{ours.__name__}.step() was called once in {ours.advances} steps of the "
-                "optimizer, as if for an epoch; a prepared scheduler makes a step with each "
-                "update, whoever calls it: count its periods in updates",
-                stacklevel=2,
-            )
+        type(self).uncalled = 0
 
 
 class _FollowingServer(_Following):
@@ -57,6 +48,14 @@ def follow(scheduler: LRScheduler, server: bool) -> None:
 def advance(scheduler: LRScheduler, steps: int = 1) -> None:
     """Make steps that the scheduler itself would make."""
     assert isinstance(scheduler, _Following)
-    type(scheduler).advances += 1
+    ours = type(scheduler)
+    ours.uncalled += 1
+    if ours.uncalled == SELDOM:  # and not when it is called: the first epoch may never end
+        warn(
+            f"{ours.__name__}.step() was not called in {SELDOM} steps of the optimizer, as if it "
+            "were meant for epochs; a prepared scheduler makes a step with each update, whoever "
+            "calls it: count its periods in updates, and call it in each pass",
+            stacklevel=2,
+        )
     for _ in range(steps):
         super(_Following, scheduler).step()

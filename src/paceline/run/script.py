@@ -34,6 +34,7 @@ from paceline.run.checkpoint import Archive, Saved
 from paceline.run.data import Stream, samples_in_epoch
 from paceline.run.door import Door
 from paceline.run.environment import Identity, identity, threads
+from paceline.run.folder import accept, is_resumed, settings_of
 from paceline.run.keeper import Keeper
 from paceline.run.layout import gather
 from paceline.run.memory import keep_freed_memory
@@ -47,7 +48,7 @@ from paceline.run.settings import Settings, parse_every
 from paceline.run.shard import Shard
 from paceline.run.weights import write_weights
 from paceline.run.worker import Last, Worker
-from paceline.watch.trace import Header, Restored
+from paceline.watch.trace import Header
 
 __all__ = ["Run", "join"]
 
@@ -330,16 +331,14 @@ class ServerRun(Run):
 
     def _prepare(self, things: Things) -> list[Any]:
         _check(things)
-        settings = _with_samples(Settings.read(self._who.run_dir / "spec.json"), things.loaders)
+        settings = _with_samples(settings_of(self._who.run_dir), things.loaders)
         run_dir, policy = self._who.run_dir, parse_policy(settings.policy)
-        shard = Shard(
-            gather(things.models, things.optimizers),
-            things.schedulers,
-            settings,
-            policy.versions_kept,
-        )
+        common = gather(things.models, things.optimizers)
+        shard = Shard(common, things.schedulers, settings, policy.versions_kept)
         if shard.layout.size < WORTH_THREADS_BYTES:
             torch.set_num_threads(1)
+        # Before anything is touched: where another server is, nothing here is ours.
+        door = Door(token=self._who.token(), listener=listen(self._who.address))
         archive = Archive(run_dir / "checkpoints", _say)
         saved = archive.load()
         if saved is not None:
@@ -352,13 +351,13 @@ class ServerRun(Run):
             partial(_export, run_dir, things.models, shard),
             _say,
         )
-        door = Door(listen(self._who.address), self._who.token())
         door.stop_on(signal.SIGTERM, signal.SIGINT)
         decider = Decider(policy, settings.spec, origin)
         server = Server(settings, decider, shard, door, recorder, keeper)
         if saved is not None:
             server.restore(saved)
         del saved  # it holds a copy of everything
+        accept(run_dir)
         failure = server.serve()
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
@@ -377,8 +376,7 @@ def _recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Recorder
     version, memory = (saved.version, saved.memory) if saved else (0, None)
     if saved is None:
         _say("there is no checkpoint: the run begins anew")
-    restored = Restored(recorder.time, version, header, recorder.down_s, recorder.turns, memory)
-    recorder.write([restored])
+    restored = recorder.restore(header, version, memory, is_resumed(path.parent))
     return recorder, restored.origin()
 
 

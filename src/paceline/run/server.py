@@ -73,6 +73,7 @@ class Server:
         self._recorder = recorder
         self._keeper = keeper
         self._performer = Performer(settings, decider, shard, keeper)
+        self._performer.began, self._performer.updated = recorder.began, recorder.updated
         self._crew, self._goal = self._performer.crew, self._performer.goal
         self._progress, self._timers = self._performer.progress, self._performer.timers
         self._has_chores = False
@@ -85,7 +86,7 @@ class Server:
             wire.Abandoned: self._on_abandoned,
             wire.StateWanted: self._on_state_wanted,
             wire.StateGiven: self._on_state_given,
-            wire.Place: lambda peer, message: keeper.take(_member(peer), message.place),
+            wire.Place: lambda peer, m: keeper.take(_member(peer), m.checkpoint, m.place),
             wire.Missing: self._on_missing,
         }
 
@@ -247,7 +248,7 @@ class Server:
         measured: Measured,
         message: wire.Gradient | wire.Abandoned,
     ) -> None:
-        peer.asked_at, peer.has_reported = None, True
+        peer.asked_at = None
         self._shard.leave(event.worker)
         try:
             self._tell(event, measured, message)
@@ -262,8 +263,11 @@ class Server:
     def _on_state_given(self, peer: Peer, message: wire.StateGiven) -> None:
         _member(peer)
         # A newcomer does what the others did in the beginning; the run has gone on from there.
-        is_late = self._decider.ledger.version > 0 and not peer.has_reported
-        self._crew.take_state(peer, message, ignore=is_late)
+        is_late = self._decider.ledger.version > 0 and not message.has_begun
+        state = self._crew.take_state(peer, message)
+        if not is_late:
+            self._performer.load_state(message.optimizer, state)
+        self._crew.send(peer, wire.State(0))
 
     # --------------------------------------------------------------------- deciding, performing
 
@@ -315,6 +319,7 @@ class Server:
     def _tick(self) -> None:
         """Look after what nobody tells: who was stopped, what the run waits for, the trace."""
         self._recorder.flush()
+        self._performer.save_overdue(self._now())
         self._keeper.tick(self._now())
         self._progress.tick(len(self._crew.active), self._decider.ledger.begun)
         self._lose_patience()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a real run is told beside its `RunSpec`, and the file that tells it to the server."""
 
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ import msgspec
 
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
+from paceline.files import written_whole
 from paceline.latency import parse_latency
 from paceline.run.wire import LARGEST
 from paceline.spec import RunSpec, parse_seconds
@@ -67,6 +67,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patience_s: float = 60.0
     """A run that has paused for so long ends."""
 
+    restart: bool = True
+    """Whether who dies is started again."""
+
     progress: bool = True
     """Whether the server says every few seconds how it gets on."""
 
@@ -75,6 +78,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     arguments: tuple[str, ...] = ()
     """What the script is given."""
+
+    folder: str = ""
+    """That the script works in, which its relative paths begin at; "": where it is started."""
 
     def __post_init__(self) -> None:
         parse_policy(self.policy).validate(self.spec)
@@ -96,13 +102,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def write(self, path: Path) -> None:
         """Write it for the server, and for people; raises SpecError if that cannot be."""
-        partial = path.with_suffix(".partial")
         try:
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-            partial.replace(path)
+            with written_whole(path) as partial:
+                body = msgspec.json.format(msgspec.json.encode(self), indent=2)
+                partial.write_bytes(body + b"\n")
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
             raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
     @classmethod

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The result of a run as plain files, for whoever has torch and has never heard of Paceline."""
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from paceline.files import written_whole
 from paceline.run.layout import Common
 from paceline.run.shard import Shard
 
@@ -53,13 +52,5 @@ class _Averaged:
 
 
 def _write(path: Path, model: nn.Module) -> None:
-    partial = path.with_suffix(".partial")
-    try:
+    with written_whole(path) as partial:
         torch.save(model.state_dict(), partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise

@@ -12,8 +12,8 @@ Theory of operation
     Gradient(turn) | Abandoned(turn) ->                                it lies in the worker's slot
                                     <-    Work, with the fate of the last one
                                     <-    Cancel(turn)                 at any moment: of no use
-                                    <-    PlaceWanted                  likewise: for a checkpoint
-    Place                           ->
+                                    <-    PlaceWanted(checkpoint)      likewise: for a checkpoint
+    Place(checkpoint)               ->
                                     <-    Over                         the run has ended
 
 Every message is a frozen value, checked field by field as it is read: bytes that are not exactly a
@@ -193,7 +193,7 @@ class Work(_Message, tag=7, frozen=True):
     asked_at: Amount  # by the clock of the server's machine: time.monotonic()
     options: tuple[Option, ...] = ()  # those that this worker does not know yet
     seen: Seen | None = None
-    place_wanted: bool = False
+    place_wanted: Whole = 0  # for the checkpoint of this number; 0: it is not
 
 
 class Cancel(_Message, tag=8, frozen=True):
@@ -210,7 +210,7 @@ class Over(_Message, tag=9, frozen=True):
     place_is_new: bool
     steps: tuple[Whole, ...]
     seen: Seen | None = None
-    place_wanted: bool = False
+    place_wanted: Whole = 0  # for the checkpoint of this number; 0: it is not
 
 
 class Gradient(_Message, tag=10, frozen=True):
@@ -245,16 +245,17 @@ class StateWanted(_Message, tag=12, frozen=True):
 
 
 class StateGiven(_Message, tag=13, frozen=True):
-    """Load this state into an optimizer. The tensors come with it."""
+    """Load this state into an optimizer. The tensors come with it, and an empty State answers."""
 
     optimizer: Whole
     tree: bytes
+    has_begun: bool = True  # the script has made a step; one that has not may only come late
 
 
 class State(_Message, tag=14, frozen=True):
     """What was asked for. A tree of so many bytes comes with it, and its tensors."""
 
-    tree_bytes: Whole
+    tree_bytes: Whole  # 0: nothing comes, for a state was given and is loaded
 
 
 class Missing(_Message, tag=15, frozen=True):
@@ -267,10 +268,13 @@ class Missing(_Message, tag=15, frozen=True):
 class PlaceWanted(_Message, tag=16, frozen=True):
     """A checkpoint is made: tell where the work that you have began."""
 
+    checkpoint: Whole  # its number in the life of this server
+
 
 class Place(_Message, tag=17, frozen=True):
     """Where this worker was in its data, and in its random numbers, when its work began."""
 
+    checkpoint: Whole  # that it was asked for
     place: Annotated[bytes, msgspec.Meta(max_length=PLACE_BYTES)]
 
 

@@ -91,7 +91,7 @@ class Worker:
         self._may_cut = False  # we are in `backward`
         self._was_cut = False  # it ended early
         self._glanced_at = 0.0
-        self._place_wanted = False  # when the present wait is over
+        self._place_wanted = 0  # for this checkpoint, when the present wait is over; 0: for none
         slow, seed = self.welcome.slow, self.welcome.seed
         self._times = parse_latency(slow).stream(self.number, seed) if slow else None
         self._due_at = 0.0  # before this, the gradient must not arrive
@@ -247,14 +247,14 @@ class Worker:
             self._is_cancelled |= self._work is not None and message.turn == self._work.turn
             return True
         if isinstance(message, wire.PlaceWanted):
-            self._tell_place()
+            self._tell_place(message.checkpoint)
             return True
         if isinstance(message, wire.Over):
             self._is_cancelled = self.is_over = True
             self._load(message)
             self._replica.part()
             if message.place_wanted and self._work is not None:
-                self._tell_place()  # what we compute comes to nothing
+                self._tell_place(message.place_wanted)  # what we compute comes to nothing
             else:
                 self._place_wanted = message.place_wanted
             return True
@@ -326,14 +326,14 @@ class Worker:
     def _note_place(self, is_new: bool = True) -> None:
         """Our work begins here, for whoever asks later, or has asked."""
         if self.welcome.saves and is_new:
-            self.whereabouts.note(thorough=self._place_wanted)
+            self.whereabouts.note(thorough=bool(self._place_wanted))
         if self._place_wanted:
-            self._place_wanted = False
-            self._tell_place()
+            self._tell_place(self._place_wanted)
+            self._place_wanted = 0
 
-    def _tell_place(self) -> None:
+    def _tell_place(self, checkpoint: int) -> None:
         with suppress(PeerLost):  # which is seen when it matters
-            self._link.send(wire.Place(self.whereabouts.tell()))
+            self._link.send(wire.Place(checkpoint, self.whereabouts.tell()))
 
     # ------------------------------------------------------------------------------------- state
 
@@ -346,7 +346,7 @@ class Worker:
         """Load a state into the optimizer on the server."""
         tree, fd = pack(state, "state of the optimizer")
         try:
-            self._link.send(wire.StateGiven(optimizer, tree), fd)
+            self._ask_for(wire.StateGiven(optimizer, tree, self.last is not None), fd)
         finally:
             os.close(fd)
         groups = self._optimizers[optimizer].param_groups
@@ -359,25 +359,27 @@ class Worker:
         averages: list[list[Tensor]] = self._ask_for(wire.StateWanted("average"))
         return averages
 
-    def _ask_for(self, wanted: wire.StateWanted) -> Any:
+    def _ask_for(self, what: wire.StateWanted | wire.StateGiven, *fds: int) -> Any:
         """Ask this server, or the next one."""
         while True:
             try:
-                return self._ask(wanted)
+                return self._ask(what, *fds)
             except PeerLost:
                 if self.is_over:
                     raise
                 self._join_again()
                 self._is_cancelled = self._is_void = True
 
-    def _ask(self, wanted: wire.StateWanted) -> Any:
-        self._link.send(wanted)
+    def _ask(self, what: wire.StateWanted | wire.StateGiven, *fds: int) -> Any:
+        self._link.send(what, *fds)
         while not isinstance(message := self._link.receive(), wire.State):
             if isinstance(message, wire.Work):
                 self._take_place(message)
                 self._next = msgspec.structs.replace(message, place_is_new=False)
             elif not self._is_news(message):
                 raise ProtocolError(f"expected a state, got {message!r}")
+        if not message.tree_bytes:  # ours was taken
+            return None
         tree_fd = self._channel.take_fd()
         with open(tree_fd, "rb") as tree:
             body = tree.read(message.tree_bytes)

@@ -9,7 +9,7 @@ from paceline.sim.faults import Fault, parse_faults
 from paceline.sim.network import Network, parse_network
 from paceline.sim.recording import recorded_times
 from paceline.spec import RunSpec
-from paceline.watch.trace import read_trace
+from paceline.watch.trace import read_trace, trace_file
 
 __all__ = ["Cluster", "parse_times"]
 
@@ -23,7 +23,8 @@ def parse_times(text: str, *, with_travel: bool) -> TimeModel:
     if kind.strip() == "trace":
         if not path.strip():
             raise SpecError("a latency from a trace must name its file, as in trace:run.jsonl")
-        recording = recorded_times(read_trace(path.strip()), seed=0, with_travel=with_travel)
+        trace = read_trace(trace_file(path.strip()))
+        recording = recorded_times(trace, seed=0, with_travel=with_travel)
         return Recorded(recording.times)
     return parse_latency(text)
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from paceline.core.events import Fate
 from paceline.errors import SpecError
 from paceline.spec import parse_number
-from paceline.watch.summary import without_lost
-from paceline.watch.trace import Gradient, Resumed, Trace, Update
+from paceline.watch.summary import began, without_lost
+from paceline.watch.trace import Gradient, Trace, Update
 
-__all__ = ["Point", "Target", "curve", "final"]
+__all__ = ["Point", "Target", "curve", "final", "logged"]
 
 LAST = 5  # logged values that the final one is the median of
 
@@ -39,9 +39,12 @@ class Target:
 
     def reached_at(self, trace: Trace) -> float:
         """Seconds from the beginning of the run until it was first reached; inf: never."""
-        is_reached = _OPERATORS[self.sign]
         points = curve(trace, self.name)
-        return next((point.t for point in points if is_reached(point.value, self.value)), inf)
+        return next((point.t for point in points if self.is_reached_by(point.value)), inf)
+
+    def is_reached_by(self, value: float) -> bool:
+        """Whether this is as good as was asked for, or better."""
+        return bool(_OPERATORS[self.sign](value, self.value))
 
     def __str__(self) -> str:
         return f"{self.name} {self.sign} {self.value:g}"
@@ -58,7 +61,7 @@ class Point(NamedTuple):
 def curve(trace: Trace, name: str) -> list[Point]:
     """What was logged under this name, averaged over the contributors of each update."""
     trace = without_lost(trace)
-    began = next((r.t for r in trace.records if isinstance(r, Resumed)), 0.0)
+    began_at = began(trace)
     points, samples = [], 0
     for record in trace.records:
         if isinstance(record, Gradient) and record.fate is Fate.ACCEPTED:
@@ -66,7 +69,7 @@ def curve(trace: Trace, name: str) -> list[Point]:
         elif isinstance(record, Update):
             value = record.scalars.get(name)
             if value is not None:
-                points.append(Point(record.t - began, samples, value))
+                points.append(Point(record.t - began_at, samples, value))
     return points
 
 
@@ -74,3 +77,8 @@ def final(trace: Trace, name: str) -> float | None:
     """What was logged last, as the median of the last few; None: nothing was."""
     values = [point.value for point in curve(trace, name)]
     return median(values[-LAST:]) if values else None
+
+
+def logged(trace: Trace) -> set[str]:
+    """The names under which anything was logged, finite or not."""
+    return {name for update in trace.updates() for name in update.scalars}

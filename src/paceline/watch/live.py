@@ -56,6 +56,7 @@ class Slowest:
     worker: int
     mean_s: float  # of its recent gradients; those that were cut short count as they are
     ratio: float  # to the median of all workers
+    is_bound: bool = False  # whether it takes at least as long, for some were cut short
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class Moment:
     staleness: float  # of recent gradients that were accepted
     scalars: dict[str, float | None]  # the last that was logged of each
     paused: str  # why; empty: it goes on
-    restorations: int
-    lost: int  # updates, with a server
+    restorations: int  # of a server that was killed
+    lost: int  # updates, with such a server
     ended: str  # how; empty: it has not
     silent_s: float  # since the trace last grew
 
@@ -103,7 +104,8 @@ class _State:
     restorations: int = 0
     lost: int = 0
     ended: str = ""
-    here: dict[int, deque[float]] = field(default_factory=dict)  # recent times of those here
+    here: dict[int, deque[tuple[float, bool]]] = field(default_factory=dict)
+    """Of those who are here, how long recent gradients took, and whether they were cut short."""
     fresh: set[int] = field(default_factory=set)  # those here whose first gradient is to come
     staleness: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STALENESS))
     scalars: dict[str, float | None] = field(default_factory=dict)
@@ -212,10 +214,13 @@ def _book(state: _State, record: Record) -> None:
             state.marks.clear()
             state.marks.append((record.t, state.made))
         case Restored():
-            state.restorations += 1
-            state.lost += max(0, state.version - record.version)
+            if record.resumed:
+                state.paused = "waiting for workers"
+            else:
+                state.restorations += 1
+                state.lost += max(0, state.version - record.version)
+                state.paused = "the server is back; waiting for workers"
             state.version = record.version
-            state.paused = "the server is back; waiting for workers"
             state.ended = ""
             state.here.clear()
             state.fresh.clear()
@@ -234,7 +239,7 @@ def _book_gradient(state: _State, record: Gradient) -> None:
     if record.worker in state.fresh:
         state.fresh.discard(record.worker)  # it warmed up, which says nothing
     elif record.worker in state.here and record.fate is not Fate.DUPLICATE:
-        state.here[record.worker].append(record.compute_s)
+        state.here[record.worker].append((record.compute_s, record.fate is Fate.CANCELLED))
 
 
 def _book_update(state: _State, record: Update) -> None:
@@ -264,10 +269,17 @@ def _rate(state: _State, now: float) -> float | None:
     return made / max(span_s, now - usual_s - began)
 
 
-def _slowest(recent: dict[int, deque[float]]) -> Slowest | None:
-    means = {worker: fmean(own) for worker, own in recent.items() if len(own) >= LEAST_RECENT}
+def _slowest(recent: dict[int, deque[tuple[float, bool]]]) -> Slowest | None:
+    means = {
+        worker: fmean(took_s for took_s, _ in own)
+        for worker, own in recent.items()
+        if len(own) >= LEAST_RECENT
+    }
     if len(means) < 2:
         return None
     worker = max(means, key=lambda w: means[w])
     typical_s = median_low(means.values())
-    return Slowest(worker, means[worker], means[worker] / typical_s) if typical_s > 0 else None
+    if typical_s <= 0:
+        return None
+    is_bound = any(is_cut for _, is_cut in recent[worker])
+    return Slowest(worker, means[worker], means[worker] / typical_s, is_bound)

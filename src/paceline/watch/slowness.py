@@ -4,7 +4,8 @@
 Each worker is measured by its typical time, the median. Work that was cancelled has only a lower
 bound of its time: it took at least as long as it was let. So the median is that of Kaplan and
 Meier, which a worker that mostly is cut short still has if it is sometimes let finish; where it has
-none, the median of times and bounds together is a bound of it.
+none, the median of times and bounds together is a bound of it. From a bound nobody is called slow:
+that such a worker is mostly too late is all that is known.
 
 The first gradient of a worker warms up (caches, kernels, memory), and is no sign of anything.
 """
@@ -16,6 +17,7 @@ from itertools import groupby
 from statistics import median, median_low
 
 from paceline.core.events import Fate
+from paceline.watch.summary import began
 from paceline.watch.trace import Gradient, Joined, Trace
 
 __all__ = ["Answer", "Pace", "Slowness", "find_slow", "measure_paces"]
@@ -36,14 +38,14 @@ ONCE = 10.0
 """A single slow gradient is worth a word if it took so many times the typical time."""
 
 SHUT_OUT = 0.5
-"""Accepted so many times as often as the others, a worker whose times are unknown is slow."""
+"""Accepted so many times as often as the others, a worker whose time is unknown is too late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How long one gradient took."""
 
-    t: float  # when it arrived, or was given up
+    t: float  # when it arrived, or was given up; seconds from the beginning of the run
     took_s: float
     is_whole: bool  # otherwise it took at least as long
 
@@ -76,6 +78,7 @@ class Slowness:
     judged: int  # how many workers could be judged
     cut: int  # how many of their gradients were cut short
     always: list[tuple[Pace, float]]  # with the typical time of the others; the slowest first
+    too_late: list[tuple[Pace, float | None]]  # cut short mostly; with the others' time, if known
     sometimes: list[tuple[Pace, list[Answer]]]  # with the slow ones; the costliest first
     once: list[tuple[Pace, Answer]]
 
@@ -91,11 +94,12 @@ def measure_paces(trace: Trace) -> dict[int, Pace]:
             if record.worker not in is_new:
                 gradients[record.worker].append(record)
             is_new.discard(record.worker)
-    return {worker: _pace(worker, own) for worker, own in sorted(gradients.items())}
+    began_at = began(trace)
+    return {worker: _pace(worker, own, began_at) for worker, own in sorted(gradients.items())}
 
 
-def _pace(worker: int, gradients: list[Gradient]) -> Pace:
-    answers = [Answer(g.t, g.compute_s, g.fate is not Fate.CANCELLED) for g in gradients]
+def _pace(worker: int, gradients: list[Gradient], began_at: float) -> Pace:
+    answers = [Answer(g.t - began_at, g.compute_s, g.fate is not Fate.CANCELLED) for g in gradients]
     typical_s = _median(answers)
     return Pace(
         worker=worker,
@@ -125,31 +129,40 @@ def _median(answers: Iterable[Answer]) -> float | None:
 def find_slow(paces: dict[int, Pace]) -> Slowness:
     """Who was slow, by these paces."""
     judged = [pace for pace in paces.values() if len(pace.answers) >= ENOUGH]
-    always, sometimes, once = [], [], []
+    always, too_late, sometimes, once = [], [], [], []
     for pace in judged:
         others = [other for other in judged if other is not pace]
-        if others and _is_slower(pace, others):
-            always.append((pace, median_low(o.typical_s for o in others)))
+        others_s = _typical_s(others)
+        if pace.is_bound:  # nothing is known to be longer than its typical time
+            if others and _is_shut_out(pace, others):
+                too_late.append((pace, others_s))
+            continue
         slow = pace.slow_answers()
         if len(slow) == 1 and slow[0].took_s >= ONCE * pace.typical_s:
             once.append((pace, slow[0]))
+        if others_s is not None and pace.typical_s >= ALWAYS * others_s > 0:
+            always.append((pace, others_s))
         elif len(slow) > 1 and _cost(pace, slow) >= WORTH_TELLING:
             sometimes.append((pace, slow))
     return Slowness(
         judged=len(judged),
         cut=sum(pace.cut for pace in judged),
         always=sorted(always, key=lambda found: -found[0].typical_s),
+        too_late=sorted(too_late, key=lambda found: found[0].acceptance),
         sometimes=sorted(sometimes, key=lambda found: -_cost(*found)),
         once=sorted(once, key=lambda found: -found[1].took_s),
     )
 
 
-def _is_slower(pace: Pace, others: list[Pace]) -> bool:
-    """Whether it is always slower than the others."""
-    if pace.typical_s >= ALWAYS * median_low(o.typical_s for o in others) > 0:
-        return True
-    # Cut short whenever the others are done, it never shows how long it takes.
-    return pace.is_bound and pace.acceptance < SHUT_OUT * median(o.acceptance for o in others)
+def _typical_s(paces: list[Pace]) -> float | None:
+    """The median of the times that are known; None: none is."""
+    known = [pace.typical_s for pace in paces if not pace.is_bound]
+    return median(known) if known else None
+
+
+def _is_shut_out(pace: Pace, others: list[Pace]) -> bool:
+    """Whether it is accepted far less often than the others."""
+    return pace.acceptance < SHUT_OUT * median(o.acceptance for o in others)
 
 
 def _cost(pace: Pace, slow: list[Answer]) -> float:

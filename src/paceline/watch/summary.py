@@ -29,18 +29,25 @@ from paceline.watch.trace import (
 )
 
 __all__ = [
+    "BREAKS_OFF",
+    "RUNNING",
     "Restoration",
     "Spread",
     "Stretch",
     "Summary",
     "WorkerSummary",
+    "began",
     "how_it_ended",
+    "outcomes",
     "restorations",
     "split",
     "standing_updates",
     "summarize",
     "without_lost",
 ]
+
+BREAKS_OFF = "the trace breaks off"  # how a run ended that has no end
+RUNNING = "still running"
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -60,12 +67,13 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Restoration(msgspec.Struct, frozen=True):
-    """The server was lost, or the run stopped, and it went on from an earlier version."""
+    """The server was killed, or the run was resumed, and it went on from an earlier version."""
 
     t: float
     version: int
     lost: int  # updates; they are those from version + 1 to version + lost
     down_s: float  # for how long there was no server
+    resumed: bool  # by somebody; otherwise the server was killed
 
 
 class WorkerSummary(msgspec.Struct, frozen=True):
@@ -73,6 +81,8 @@ class WorkerSummary(msgspec.Struct, frozen=True):
 
     worker: int
     fates: dict[Fate, int]
+    lost_gradients: int  # of the accepted, those in no update that stands
+    samples: int  # in updates that stand
     compute_s: Spread | None  # of whole gradients; None: it finished none
     idle_share: float  # of the time that it was here, up to the last update
     lost_s: float  # work that died with it
@@ -93,6 +103,8 @@ class Summary(msgspec.Struct, frozen=True):
     staleness_mean: float  # of the gradients that were accepted
     staleness: dict[int, int]  # how many of them were that stale
     fates: dict[Fate, int]
+    lost_gradients: int  # of the accepted, those in no update that stands
+    samples: int  # in updates that stand
     acceptance: float  # the share of gradients that were accepted, of those before the end
     idle_share: float
     wasted_share: float
@@ -111,11 +123,11 @@ class Stretch:
 
     header: Header  # what was run in it; whoever resumes a run may change that
     records: list[Record]
-    kept: float  # updates beyond this version were lost later; inf: none were
+    kept: float  # what was meant for updates beyond this version was lost; inf: nothing was
     end: float  # the time of its last update; of its beginning if it made none
 
     def is_lost(self, gradient: Gradient) -> bool:
-        """Whether it was accepted, and what it was accepted for was lost."""
+        """Whether it was accepted for an update that does not stand, or was never made."""
         if self.kept == inf or gradient.fate is not Fate.ACCEPTED:
             return False
         return gradient.version + gradient.staleness + 1 > self.kept
@@ -127,6 +139,13 @@ class Stretch:
         return gradient.t < self.end
 
 
+def outcomes(summary: Summary | WorkerSummary) -> Counter[str]:
+    """How many gradients had each fate; what was lost is not called accepted."""
+    fates = Counter({str(fate): count for fate, count in summary.fates.items()})
+    lost = summary.lost_gradients
+    return fates - Counter(accepted=lost) + Counter(lost=lost)
+
+
 def split(trace: Trace) -> list[Stretch]:
     """The stretches of a trace; a `Restored` begins a new one."""
     begins = [i for i, record in enumerate(trace.records) if type(record) is Restored]
@@ -136,6 +155,8 @@ def split(trace: Trace) -> list[Stretch]:
         records = trace.records[begin:stop]
         begin_s = records[0].t if records else 0.0
         end = max((r.t for r in records if type(r) is Update), default=begin_s)
+        # What was accepted for an update that the end came before is in none.
+        kept = min([kept, *(r.version for r in records if type(r) is Ended)])
         first = records[0] if records else None
         if isinstance(first, Restored):
             stretches.append(Stretch(first.header, records, kept, end))
@@ -158,12 +179,9 @@ def standing_updates(stretches: list[Stretch]) -> list[Update]:
 
 def without_lost(trace: Trace) -> Trace:
     """The trace without the updates that were lost, and without what went into them."""
-    stretches = split(trace)
-    if len(stretches) == 1:
-        return trace
     records = [
         record
-        for stretch in stretches
+        for stretch in split(trace)
         for record in stretch.records
         if not (isinstance(record, Update) and record.update > stretch.kept)
         and not (isinstance(record, Gradient) and stretch.is_lost(record))
@@ -180,7 +198,7 @@ def restorations(trace: Trace) -> list[Restoration]:
             version = record.update
         elif isinstance(record, Restored):
             lost = max(0, version - record.version)
-            found.append(Restoration(record.t, record.version, lost, record.down_s))
+            found.append(Restoration(record.t, record.version, lost, record.down_s, record.resumed))
             version = record.version
     return found
 
@@ -188,7 +206,9 @@ def restorations(trace: Trace) -> list[Restoration]:
 def how_it_ended(trace: Trace) -> str:
     """The reason that the end has; a run that goes on after its end has not ended."""
     last = next((r for r in reversed(trace.records) if isinstance(r, Ended | Restored)), None)
-    return last.reason if isinstance(last, Ended) else "the trace breaks off"
+    if isinstance(last, Ended):
+        return last.reason
+    return RUNNING if trace.is_growing else BREAKS_OFF
 
 
 def summarize(trace: Trace) -> Summary:
@@ -200,7 +220,7 @@ def summarize(trace: Trace) -> Summary:
     gradients = list(trace.gradients())
     accepted = [g for g in without_lost(trace).gradients() if g.fate is Fate.ACCEPTED]
     vain = [g for s in stretches for g in s.records if type(g) is Gradient and s.is_vain(g)]
-    times = [_begin(trace), *(u.t for u in trace.updates())]
+    times = [began(trace), *(u.t for u in trace.updates())]
     seconds = times[-1] - times[0]
     by_worker = _by_worker(stretches)
     lost_s = sum(w.lost_s for w in by_worker)
@@ -218,6 +238,8 @@ def summarize(trace: Trace) -> Summary:
         staleness_mean=float(np.mean([g.staleness for g in accepted])),
         staleness=dict(sorted(Counter(g.staleness for g in accepted).items())),
         fates=dict(Counter(g.fate for g in gradients)),
+        lost_gradients=sum(w.lost_gradients for w in by_worker),
+        samples=sum(w.samples for w in by_worker),
         acceptance=_acceptance(gradients, vain),
         idle_share=float(np.mean([w.idle_share for w in by_worker])),
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
@@ -231,7 +253,8 @@ def summarize(trace: Trace) -> Summary:
     )
 
 
-def _begin(trace: Trace) -> float:
+def began(trace: Trace) -> float:
+    """When the run began, which is some time after its server did."""
     return next((r.t for r in trace.records if isinstance(r, Resumed)), 0.0)
 
 
@@ -292,12 +315,16 @@ def _add_stretch(stretch: Stretch, deeds: dict[int, _Deeds]) -> None:
 
 
 def _worker(worker: int, deeds: _Deeds) -> WorkerSummary:
+    lost = [g for g in deeds.vain if g.fate is Fate.ACCEPTED]
+    accepted = [g for g in deeds.gradients if g.fate is Fate.ACCEPTED]
     computed_s = sum(g.compute_s for g in deeds.gradients) + deeds.lost_s
     wasted_s = sum(g.compute_s for g in deeds.vain) + deeds.lost_s
     whole = [g.compute_s for g in deeds.gradients if g.fate is not Fate.CANCELLED]
     return WorkerSummary(
         worker=worker,
         fates=dict(Counter(g.fate for g in deeds.gradients)),
+        lost_gradients=len(lost),
+        samples=sum(g.samples for g in accepted) - sum(g.samples for g in lost),
         compute_s=Spread.of(whole) if whole else None,
         idle_share=max(0.0, 1 - deeds.busy_s / deeds.here_s) if deeds.here_s else 0.0,
         lost_s=deeds.lost_s,

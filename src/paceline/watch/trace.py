@@ -10,7 +10,6 @@ Records are plain typed values; this room computes nothing from them but the eve
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -31,10 +30,13 @@ from paceline.core.events import (
 from paceline.core.ledger import Origin
 from paceline.core.policy import Policy
 from paceline.errors import TraceError
+from paceline.files import written_whole
 from paceline.spec import Late, RunSpec
 
 __all__ = [
+    "FINISHED",
     "FORMAT",
+    "STOPPED",
     "Ended",
     "Gradient",
     "Header",
@@ -51,10 +53,15 @@ __all__ = [
     "Update",
     "event_of",
     "read_trace",
+    "trace_file",
     "write_trace",
 ]
 
 FORMAT = 1
+NAME = "trace.jsonl"  # in the folder of a run
+
+FINISHED = "finished"  # all updates were made that were wanted
+STOPPED = "stopped"  # before that
 
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -181,6 +188,7 @@ class Restored(_Line, tag="restored", frozen=True):
     down_s: Amount = 0  # for how long there was no server
     turns: dict[int, Whole] = {}  # how many pieces of work each worker has had
     memory: Any = None  # what the policy remembers, as plain values
+    resumed: bool = False  # by somebody; otherwise its server was killed, and started again
 
     def origin(self) -> Origin:
         """Where the run goes on from, for a `Decider`."""
@@ -193,7 +201,7 @@ class Ended(_Line, tag="ended", frozen=True):
     t: float
     version: Whole
     unused: tuple[int, ...] = ()  # workers whose accepted gradients came into no update
-    reason: str = "finished"
+    reason: str = FINISHED  # or `STOPPED`, or why it failed
 
 
 Happened = Joined | Left | Missing | Gradient | Update | Timer | Stopped | Paused | Resumed
@@ -218,6 +226,7 @@ class Trace:
 
     header: Header
     records: list[Record]
+    is_growing: bool = False  # whether its run goes on
 
     def gradients(self) -> Iterator[Gradient]:
         """The gradients, in order of arrival."""
@@ -263,14 +272,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         if target.exists() and not target.is_file():  # a pipe, say; it cannot be put in place whole
             _write_lines(trace, target)
             return
-        partial = target.parent / f".{target.name}.partial"
-        try:
+        with written_whole(target) as partial:
             _write_lines(trace, partial)
-            partial.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise TraceError(f"cannot write {os.fspath(path)}: {error.strerror}") from None
 
@@ -281,13 +284,22 @@ def _write_lines(trace: Trace, path: Path) -> None:
         file.writelines(encode(line) + b"\n" for line in (trace.header, *trace.records))
 
 
-def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace; raises `TraceError` that names the line and the reason if it is bad."""
+def trace_file(path: str | os.PathLike[str]) -> Path:
+    """The trace that a path means: itself, or the one in the folder of a run."""
+    return Path(path, NAME) if Path(path).is_dir() else Path(path)
+
+
+def read_trace(path: str | os.PathLike[str], *, is_growing: bool = False) -> Trace:
+    """Read a trace; raises `TraceError` that names the line and the reason if it is bad.
+
+    `is_growing`: somebody writes it, and may be in the middle of a line.
+    """
     name = os.fspath(path)
     try:
-        lines = Path(path).read_bytes().splitlines()
+        text = Path(path).read_bytes()
     except OSError as error:
         raise TraceError(f"cannot read {name}: {error.strerror}") from None
+    lines = (text[: text.rfind(b"\n") + 1] if is_growing else text).splitlines()
     if not lines:
         raise TraceError(f"{name} is empty; a trace begins with its header")
     found = _decode(_FORMAT, lines[0], f"{name}:1 (the header)").paceline_trace
@@ -295,7 +307,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"{name}:1 has format {found}; this version reads {FORMAT}")
     header = _decode(_HEADER, lines[0], f"{name}:1 (the header)")
     records = [_decode(_RECORD, line, f"{name}:{n}") for n, line in enumerate(lines[1:], start=2)]
-    return Trace(header, records)
+    return Trace(header, records, is_growing)
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", line: bytes, place: str) -> T:

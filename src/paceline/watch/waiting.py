@@ -12,7 +12,8 @@ every policy:
     ssp                      only where somebody is too far ahead; whoever lets it go on is charged
     batchsync, softsync, async   never: who has reported is asked again at once
 
-Pauses, and the time in which there was no server, are not waiting for anybody's work.
+Pauses, and the time in which there was no server, are not waiting for anybody's work. After the
+last update of a run, or of a life of its server, nobody waits for anything.
 """
 
 from collections import defaultdict
@@ -20,8 +21,8 @@ from math import inf
 
 from paceline.core.events import Fate
 from paceline.core.policies import Async, BatchSync, SoftSync, Ssp
+from paceline.watch.summary import split
 from paceline.watch.trace import (
-    Ended,
     Gradient,
     Left,
     Paused,
@@ -49,9 +50,11 @@ def waits(policy: str) -> bool:
 def waited_for(trace: Trace) -> dict[int, float]:
     """Seconds for each worker that was waited for, the most first; and for `IN_VAIN`."""
     account = _Account(trace.header.policy)
-    released = _released(trace.records)
-    for record, until in zip(trace.records, released, strict=True):
-        account.book(record, until)
+    for stretch in split(trace):
+        released = _released(stretch.records)
+        for record, until in zip(stretch.records, released, strict=True):
+            if record.t <= stretch.end:
+                account.book(record, until)
     return dict(sorted(account.charged.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -62,20 +65,16 @@ def _name(policy: str) -> str:
 def _released(records: list[Record]) -> list[float]:
     """For each report, when its worker was asked again or gone; inf: never. For others, -inf."""
     asked: dict[int, float] = {}
-    otherwise = inf
     released: list[float] = []
     for record in reversed(records):
         until = -inf
         match record:
             case Gradient() if record.fate is not Fate.DUPLICATE:
-                until = asked.get(record.worker, otherwise)
+                until = asked.get(record.worker, inf)
                 asked[record.worker] = record.asked_at
             case Left():
                 since = record.working_since
                 asked[record.worker] = record.t if since is None else since
-            case Restored():
-                asked.clear()
-                otherwise = record.t
             case _:
                 pass
         released.append(until)
@@ -127,8 +126,6 @@ class _Account:
             case Restored():
                 self._version = record.version
                 self._policy = record.header.policy
-                self._halt()
-            case Ended():
                 self._halt()
             case _:
                 pass

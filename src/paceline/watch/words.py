@@ -5,6 +5,7 @@ __all__ = [
     "human_bytes",
     "human_seconds",
     "join_words",
+    "named_workers",
     "percent",
     "plural",
     "three_digits",
@@ -59,3 +60,12 @@ def times(count: int) -> str:
 def join_words(words: list[str]) -> str:
     """A, B and C."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def named_workers(workers: list[int], most: int) -> str:
+    """Worker 3; Workers 3 and 5; of more than so many only the number: 12 workers."""
+    if len(workers) > most:
+        return f"{len(workers)} workers"
+    if len(workers) == 1:
+        return f"Worker {workers[0]}"
+    return f"Workers {join_words([str(w) for w in workers])}"
