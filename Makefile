@@ -46,5 +46,5 @@ figures: $(READY) ## make the figures of docs/ again
 	$(BIN)/python docs/figures.py
 
 clean:           ## remove the environment and everything that was made
-	rm -rf $(VENV) build dist demo-out runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist demo-out lab-out runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -162,13 +162,12 @@ def test_with_a_network_the_full_simulator_plans():
 
 def test_updates_that_had_to_do_with_fewer_count_for_less():
     """With half of the workers dead, sync makes updates of half the size: twice the time."""
-    kills = "kill 0 at 0s; kill 1 at 0s; kill 2 at 0s; kill 3 at 0s"
-    dead = Cluster.parse("exp:1ms,shift=50ms", faults=kills)
+    dead = Cluster.parse("exp:1ms,shift=50ms", faults="kill 0 at 0s; kill 1 at 0s")
     alive = Cluster.parse("exp:1ms,shift=50ms", "model=1,bandwidth=1GB")
-    spec = RunSpec(workers=8)
+    spec = RunSpec(workers=4)
 
-    half = plan(dead, spec, every_gradient_counts(8, 1000))
-    whole = plan(alive, spec, every_gradient_counts(8, 1000))
+    half = plan(dead, spec, every_gradient_counts(4, 1000))
+    whole = plan(alive, spec, every_gradient_counts(4, 1000))
 
     assert half.sync.seconds == pytest.approx(2 * whole.sync.seconds, rel=0.03)
     assert half.cheapest is None

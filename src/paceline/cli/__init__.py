@@ -42,6 +42,13 @@ trace_app = typer.Typer(
     help="Look into traces.", epilog=EPILOG, no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(trace_app, name="trace")
+lab_app = typer.Typer(
+    help="The experiments of the papers, on real data, in virtual time.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(lab_app, name="lab")
 
 
 def _print_version(wanted: bool) -> None:
@@ -233,6 +240,35 @@ def trace_check(
 ) -> None:
     """Read a trace, replay it through its own policy, and say whether it is sound."""
     _load("trace").check(**locals())
+
+
+@lab_app.command("list", epilog=EPILOG)
+def lab_list() -> None:
+    """Say which experiments there are, and what each of them asks."""
+    _load("lab").list_experiments()
+
+
+@lab_app.command("run", epilog=EPILOG)
+def lab_run(
+    names: options.Experiments = None,
+    quick: options.Quick = False,
+    seeds: options.Seeds = 3,
+    jobs: options.Jobs = None,
+    data: options.Data = Path("~/.cache/paceline/data"),
+    out: options.LabOut = Path("lab-out"),
+) -> None:
+    """Run experiments: tables, a figure, and a paragraph on what was expected and what was seen.
+
+    All of them take about four hours on two cores. Whatever was computed is remembered: run it
+    again after Ctrl-C, and it goes on. Example: paceline lab run staleness --quick
+    """
+    _load("lab").run(**locals())
+
+
+@lab_app.command("figures", epilog=EPILOG)
+def lab_figures(names: options.Experiments = None, out: options.LabOut = Path("lab-out")) -> None:
+    """Make figures and paragraphs again, from the tables that are there."""
+    _load("lab").figures(**locals())
 
 
 def _load(name: str) -> Any:

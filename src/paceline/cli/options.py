@@ -157,3 +157,30 @@ Out = Annotated[
     Path | None,
     typer.Option(help="The folder for everything. [default: runs/compare-SCRIPT-NUMBER]"),
 ]
+
+
+# ------------------------------------------------------------------------------- of the lab
+
+Experiments = Annotated[
+    list[str] | None,
+    typer.Argument(help="Which, by name; all if none is named.", show_default=False),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Only the direction of each effect, in seconds.")
+]
+Seeds = Annotated[int, typer.Option(min=1, help="How often each comparison is repeated.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many trials at a time. [default: as many as there are cores]"),
+]
+Data = Annotated[
+    Path,
+    typer.Option(
+        envvar="PACELINE_DATA",
+        help="Where the data sets are; what is missing there is downloaded.",
+    ),
+]
+LabOut = Annotated[
+    Path,
+    typer.Option(help="The folder for tables, figures, and what is remembered of trials."),
+]

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Labelled images, as the data sets give them: bytes, in torch's order of dimensions."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Images"]
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A data set of images. Its tensors belong to it: they are read, never written to."""
+
+    train_x: Tensor  # uint8, of shape [images, channels, height, width]
+    train_y: Tensor  # int64, each below `classes`
+    test_x: Tensor
+    test_y: Tensor
+    classes: int

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which rule is fastest, and which ends best? An Inception network, 25 to 100 workers.
+
+All rules use as much data, on the same machines. The learning rate of each rule and number of
+workers is the best of three, each tried once with half of the data, around what the paper takes: in
+proportion to the gradients of an update. Models are evaluated by a moving average of their weights.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import isnan, nan
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.problems.images import Photographs
+from paceline.lab.recipe import Recipe
+from paceline.lab.trial import Outcome, Trial
+
+__all__ = ["INCEPTION"]
+
+BACKUPS = {8: 1, 25: 2, 50: 3, 100: 6}  # as many as the paper has, for each number of workers
+RATE = 0.006  # for each gradient of an update
+FACTORS = (1 / 3, 1.0, 3.0)
+EPOCHS = 2.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule as it is tried."""
+
+    label: str
+    policy: Callable[[int], str]
+    gradients: Callable[[int], int]
+    """How many make an update, for so many workers."""
+    clip_norm: float | None = None
+
+
+def _needed(workers: int) -> int:
+    return workers - BACKUPS[workers]
+
+
+def _some(workers: int) -> int:
+    return max(1, workers // 5)
+
+
+RULES = {
+    rule.label: rule
+    for rule in (
+        Rule("sync", lambda workers: "sync", lambda workers: workers),
+        Rule("backup", lambda workers: f"backup:{BACKUPS[workers]}", _needed),
+        Rule("batchsync", lambda workers: f"batchsync:{_needed(workers)}", _needed),
+        Rule("async", lambda workers: "async", lambda workers: 1),
+        Rule("async, clipped", lambda workers: "async", lambda workers: 1, clip_norm=1.0),
+        Rule("softsync", lambda workers: f"softsync:{_some(workers)}", _some),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is tried."""
+
+    label: str
+    workers: int
+    factor: float
+    seed: int
+    epochs: float
+
+    def trial(self, lab: Lab) -> Trial:
+        """The same as a trial."""
+        rule = RULES[self.label]
+        gradients = rule.gradients(self.workers)
+        problem = Photographs(
+            batch=8,
+            seed=self.seed,
+            data=lab.data,
+            cache=lab.cache,
+            scored=1000 if lab.quick else 5000,
+        )
+        updates = self.epochs * problem.samples / problem.batch / gradients
+        return Trial(
+            problem=problem,
+            recipe=Recipe(
+                RATE * gradients * self.factor,
+                method="rmsprop",
+                momentum=0.9,
+                fall_from=0.5,
+                clip_norm=rule.clip_norm,
+                ema=max(0.0, 1 - 20 / updates),  # over a twentieth of the run
+            ),
+            policy=rule.policy(self.workers),
+            workers=self.workers,
+            latency=CHEN,
+            epochs=self.epochs,
+            rows=2 if lab.quick else 20,
+        )
+
+
+def measure(lab: Lab) -> Tables:
+    """Find the rates, then train with them."""
+    sizes = (8,) if lab.quick else (25, 50, 100)
+    labels = ("sync", "backup", "async") if lab.quick else tuple(RULES)
+    epochs = 0.05 if lab.quick else EPOCHS
+    pairs = list(product(sizes, labels))
+    tried = _try_rates(lab, pairs, epochs / 2) if not lab.quick else {}
+    best = {
+        pair: max(
+            (case for case in tried if (case.workers, case.label) == pair),
+            key=lambda case: _final(tried[case]),
+        ).factor
+        for pair in (pairs if tried else ())
+    }
+    cases = [
+        Case(label, workers, best.get((workers, label), 1.0), seed, epochs)
+        for (workers, label), seed in product(pairs, lab.seeds)
+    ]
+    final = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
+    return {
+        "rates": [_row(case, outcome) for case, outcome in (tried or final).items()],
+        "final": [_row(case, outcome) for case, outcome in final.items()],
+        "curves": [
+            {
+                "workers": case.workers,
+                "rule": case.label,
+                "seed": case.seed,
+                "seconds": row.time,
+                "epochs": row.epochs,
+                "accuracy": row.scores["accuracy"],
+            }
+            for case, outcome in final.items()
+            for row in outcome.rows
+        ],
+    }
+
+
+def _try_rates(lab: Lab, pairs: Sequence[tuple[int, str]], epochs: float) -> dict[Case, Outcome]:
+    """Try three rates for each rule and number of workers, on one seed."""
+    cases = [
+        Case(label, workers, factor, lab.seeds[0], epochs)
+        for (workers, label), factor in product(pairs, FACTORS)
+    ]
+    return dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
+
+
+def _final(outcome: Outcome) -> float:
+    """The accuracy at the end; that of guessing where there is none."""
+    return 0.1 if outcome.is_diverged else outcome.last("accuracy")
+
+
+def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
+    gradients = RULES[case.label].gradients(case.workers)
+    return {
+        "workers": case.workers,
+        "rule": case.label,
+        "rate": RATE * gradients * case.factor,
+        "seed": case.seed,
+        "updates": outcome.updates,
+        "seconds": outcome.seconds,
+        "staleness": outcome.staleness,
+        "accuracy": _final(outcome),
+    }
+
+
+def draw(tables: Tables) -> Figure:
+    """Accuracy against time, one panel for each number of workers."""
+    rows = tables["curves"]
+    sizes = sorted({float(row["workers"]) for row in rows})
+    figure = Figure(figsize=(4.6 * len(sizes), 4), layout="constrained")
+    panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+    for axes, workers in zip(panels, sizes, strict=True):
+        for number, label in enumerate(dict.fromkeys(str(row["rule"]) for row in rows)):
+            points = _mean_curve(rows, workers, label)
+            if points:
+                axes.plot(*zip(*points, strict=True), color=f"C{number}", label=label)
+        axes.set(xlabel="virtual time (s)", title=f"{workers:g} workers")
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel="test accuracy")
+    panels[-1].legend(frameon=False)
+    return figure
+
+
+def _mean_curve(rows: Rows, workers: float, label: str) -> list[tuple[float, float]]:
+    """Time and accuracy, each the mean over the seeds."""
+    own = [row for row in rows if row["workers"] == workers and row["rule"] == label]
+    by_seed = [
+        [(float(row["seconds"]), float(row["accuracy"])) for row in own if row["seed"] == seed]
+        for seed in dict.fromkeys(row["seed"] for row in own)
+    ]
+    return [
+        (fmean(time for time, _ in together), fmean(accuracy for _, accuracy in together))
+        for together in zip(*by_seed, strict=False)  # one that diverged ends sooner
+    ]
+
+
+def target(tables: Tables, workers: float) -> float:
+    """What `async` reaches at its end with so many workers: all rules can be compared by it."""
+    return fmean(picked(tables["final"], "accuracy", workers=workers, rule="async"))
+
+
+def seconds_to_target(tables: Tables, workers: float, label: str) -> float:
+    """Until the mean curve has reached it; NaN: never."""
+    wanted = target(tables, workers)
+    points = _mean_curve(tables["curves"], workers, label)
+    return next((time for time, accuracy in points if accuracy >= wanted), nan)
+
+
+def tell(tables: Tables) -> str:
+    """Put it into words."""
+    final = tables["final"]
+    seeds = len({row["seed"] for row in final})
+    parts = []
+    for workers in sorted({float(row["workers"]) for row in final}):
+        described = []
+        for label in dict.fromkeys(str(row["rule"]) for row in final):
+            accuracy = [100 * a for a in picked(final, "accuracy", workers=workers, rule=label)]
+            seconds = fmean(picked(final, "seconds", workers=workers, rule=label))
+            reached = seconds_to_target(tables, workers, label)
+            when = "never" if isnan(reached) else f"{reached:.0f} s"
+            described.append(
+                f"{label} {spread(accuracy, 1)} % after {seconds:.0f} s (there as good as async in "
+                f"the end after: {when})"
+            )
+        parts.append(f"{workers:g} workers: " + "; ".join(described))
+    return f"{seeds} seeds, {EPOCHS:g} epochs of data for every rule. " + ". ".join(parts) + "."
+
+
+INCEPTION = Experiment(
+    name="inception",
+    question="Which rule is fastest, and which ends best?",
+    expected=(
+        "Chen et al.: synchronous training with backups ends about half a point better than "
+        "asynchronous training on as many machines, and sooner with 100 machines or more; without "
+        "backups an update takes 20 to 40 % longer."
+    ),
+    measure=measure,
+    draw=draw,
+    tell=tell,
+)

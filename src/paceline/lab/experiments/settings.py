@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What several experiments share: the machines, and words for what was seen."""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from paceline.lab.experiment import Rows
+
+__all__ = ["CHEN", "picked", "spread"]
+
+CHEN = "98.83% lognormal:1.603s,0.042 | 0.97% lognormal:2.66s,0.094 | 0.2% exp:1.81s,shift=1.603s"
+"""Machines whose gradients arrive as those that Chen et al. measured; fitted by `stragglers`."""
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, and the standard deviation where there are several."""
+    if len(values) < 2:
+        return f"{fmean(values):.{digits}f}"
+    return f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def picked(rows: Rows, column: str, **wanted: float | str) -> list[float]:
+    """The numbers in a column of the rows in which the others have these values."""
+    return [
+        float(row[column])
+        for row in rows
+        if all(row[name] == value for name, value in wanted.items())
+    ]

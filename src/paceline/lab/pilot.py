@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A pilot: a short run whose trace has the norms of gradients, as the planner wants to see them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from paceline.lab.models.norm import set_groups
+from paceline.lab.problem import Draw, Problem
+from paceline.lab.recipe import Recipe
+from paceline.lab.schedule import schedule
+from paceline.lab.train import Training
+from paceline.watch.trace import Gradient, Record, Trace, Update
+
+__all__ = ["with_norms"]
+
+
+def with_norms(trace: Trace, problem: Problem, recipe: Recipe, every: int = 1) -> Trace:
+    """The trace of a `sync` run with the squared norms that training by it gives.
+
+    `every`: they are taken in each so-many-th update, from the first; each gradient must then be
+    computed by itself, which takes several times as long.
+    """
+    steps = schedule(trace)
+    training = Training(problem, steps, recipe)
+    own: dict[tuple[int, int], float] = {}  # by worker and version
+    averaged: dict[int, float] = {}  # by update
+    with _one_thread():
+        for step in steps[::every]:
+            training.run(step.update - 1)
+            draws = [part.draw for part in step.parts]
+            norms, averaged[step.update] = _norms(problem, training.model, draws)
+            own |= {(d.worker, step.update - 1): n for d, n in zip(draws, norms, strict=True)}
+    records: list[Record] = []
+    for record in trace.records:
+        match record:
+            case Gradient():
+                norm = own.get((record.worker, record.version))
+                records.append(msgspec.structs.replace(record, sq_norm=norm))
+            case Update():
+                norm = averaged.get(record.update)
+                records.append(msgspec.structs.replace(record, sq_norm=norm))
+            case _:
+                records.append(record)
+    return Trace(trace.header, records)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from a second one, and lose much where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _norms(problem: Problem, model: nn.Module, draws: Sequence[Draw]) -> tuple[list[float], float]:
+    """The squared norm of each draw's gradient, and of their average."""
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    set_groups(model, 1)
+    norms = []
+    for draw in draws:
+        grads = torch.autograd.grad(problem.losses(model, [draw])[0], parameters)
+        torch._foreach_add_(total, grads)
+        norms.append(_squared(grads))
+    return norms, _squared(total) / len(draws) ** 2
+
+
+def _squared(tensors: Sequence[Tensor]) -> float:
+    return float(sum(tensor.double().square().sum() for tensor in tensors))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a trace says of training: which mini-batches, computed at which versions, make each update.
+
+Which gradients count is a matter of time alone, and their numbers do not change it. So a run is
+simulated first, or recorded on real processes; its trace then says everything that training needs
+to know, and what was dropped is not in it.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.core.events import Fate
+from paceline.core.policies import parse_policy
+from paceline.errors import TraceError
+from paceline.lab.problem import Draw
+from paceline.watch.trace import Gradient, Restored, Trace, Update
+
+__all__ = ["Part", "Step", "schedule"]
+
+
+class Part(NamedTuple):
+    """A gradient that counts."""
+
+    draw: Draw
+    version: int  # of the parameters that it is computed at
+    samples: int
+    scale: float  # what the rule makes of its staleness
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An update."""
+
+    update: int
+    time: float
+    parts: tuple[Part, ...]
+
+    @property
+    def samples(self) -> int:
+        """How many it is made of."""
+        return sum(part.samples for part in self.parts)
+
+
+def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
+    """The updates of a run; `requeue`: a mini-batch whose gradient was dropped comes again."""
+    scale = parse_policy(trace.header.policy).scale
+    drawn: Counter[int] = Counter()  # mini-batches, by worker
+    parts: defaultdict[int, list[Part]] = defaultdict(list)  # by update
+    steps = []
+    for record in trace.records:
+        match record:
+            case Gradient(fate=Fate.DUPLICATE):
+                pass  # of a mini-batch that is counted already
+            case Gradient(worker=worker, version=version, fate=fate, staleness=staleness):
+                if fate is Fate.ACCEPTED:
+                    draw = Draw(worker, drawn[worker])
+                    part = Part(draw, version, record.samples, scale(staleness))
+                    parts[version + staleness + 1].append(part)
+                # One that was not finite would not be so again.
+                drawn[worker] += fate in (Fate.ACCEPTED, Fate.NON_FINITE) or not requeue
+            case Update(t=time, update=update):
+                steps.append(Step(update, time, tuple(parts.pop(update))))
+            case Restored():
+                raise TraceError(
+                    f"the run went back to update {record.version}, and what was lost with its "
+                    "server is not known; give a trace of a run without interruptions"
+                )
+            case _:
+                pass
+    return steps

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Training in virtual time: real gradients, in the order and with the staleness of a schedule.
+
+As soon as a version is there, every gradient that will be computed at it is computed, and added to
+the update that it is for. So no version is kept but the newest, gradients of one version go through
+the model together, and those that are dropped are never computed. What is kept instead is a sum for
+each update that was begun: one under synchronous rules, at most one for each worker otherwise.
+
+What an update does is what `paceline run` does: gradients are averaged by their samples, each
+scaled by the rule; the average is clipped; the optimizer steps; buffers are averaged; the moving
+average follows. Buffers are averaged over time as well, for they belong to the weights.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import SpecError
+from paceline.lab.models.norm import set_groups
+from paceline.lab.problem import Problem
+from paceline.lab.recipe import Recipe
+from paceline.lab.schedule import Part, Step
+
+__all__ = ["Row", "Training"]
+
+
+class Row(NamedTuple):
+    """How good the model was."""
+
+    time: float
+    update: int
+    epochs: float  # of data that were used
+    scores: dict[str, float]
+
+
+@dataclass
+class _Sum:
+    """An update in the making."""
+
+    grads: list[Tensor | None]
+    buffers: list[Tensor]
+
+
+class _Group(NamedTuple):
+    """Gradients of one version that go into one update."""
+
+    update: int
+    parts: list[Part]
+
+
+class Training:
+    """A model that is trained by a schedule."""
+
+    def __init__(self, problem: Problem, steps: Sequence[Step], recipe: Recipe) -> None:
+        if not steps:
+            raise SpecError("there is no update in the schedule, so nothing is trained")
+        self._problem = problem
+        self._steps = steps
+        self._recipe = recipe
+        self._samples = [0]  # used by so many updates
+        for step in steps:
+            self._samples.append(self._samples[-1] + step.samples)
+        self._groups = _by_version(steps)
+        torch.manual_seed(problem.seed)
+        self.model = problem.build().train()
+        self._parameters = list(self.model.parameters())
+        self._buffers = [b for b in self.model.buffers() if b.is_floating_point()]
+        self._optimizer = recipe.optimizer(self._parameters)
+        self._sums: dict[int, _Sum] = {}
+        self.version = 0
+        self.is_diverged = False
+        self.average = deepcopy(self.model).eval() if recipe.ema is not None else None
+
+    def epochs(self, version: int) -> float:
+        """Of data that were used until this version was made."""
+        return self._samples[version] / self._problem.samples
+
+    def run(self, until: int | None = None) -> None:
+        """Make the updates that are left, or those until this one; stop if a sum is not finite."""
+        last = len(self._steps) if until is None else min(until, len(self._steps))
+        while self.version < last and not self.is_diverged:
+            for group in self._groups.get(self.version, ()):
+                self._compute(group)
+            self._apply(self._steps[self.version])
+
+    def score(self) -> Row:
+        """How good the model is now; the average of the weights, where there is one."""
+        model = self.average or self.model
+        model.eval()
+        with torch.no_grad():
+            scores = self._problem.evaluate(model)
+        self.model.train()
+        time = self._steps[self.version - 1].time if self.version else 0.0
+        return Row(time, self.version, self.epochs(self.version), scores)
+
+    # ------------------------------------------------------------------------------- an update
+
+    def _compute(self, group: _Group) -> None:
+        """Add these gradients, and the buffers that belong to them, to the sum of their update."""
+        step = self._steps[group.update - 1]
+        total = step.samples
+        into = self._sums.setdefault(group.update, _Sum([None] * len(self._parameters), []))
+        before = [buffer.clone() for buffer in self._buffers]
+        for parameter, grad in zip(self._parameters, into.grads, strict=True):
+            parameter.grad = grad
+        for number, parts in enumerate(_passes(group.parts, self._problem)):
+            torch.manual_seed(_seed(self._problem.seed, group.update, self.version, number))
+            set_groups(self.model, len(parts))
+            losses = self._problem.losses(self.model, [part.draw for part in parts])
+            shares = [part.samples / total for part in parts]
+            weights = [w * part.scale for w, part in zip(shares, parts, strict=True)]
+            (losses @ losses.new_tensor(weights)).backward()  # type: ignore[no-untyped-call] # torch's
+            self._keep_buffers(into, before, sum(shares))
+        into.grads = [parameter.grad for parameter in self._parameters]
+
+    @torch.no_grad()
+    def _keep_buffers(self, into: _Sum, before: list[Tensor], share: float) -> None:
+        """Add the buffers to the sum, and have those of this version again."""
+        if not into.buffers:
+            into.buffers = [torch.zeros_like(buffer) for buffer in self._buffers]
+        for total, buffer, old in zip(into.buffers, self._buffers, before, strict=True):
+            total.add_(buffer, alpha=share)
+            buffer.copy_(old)
+
+    @torch.no_grad()
+    def _apply(self, step: Step) -> None:
+        into = self._sums.pop(step.update)
+        for parameter, grad in zip(self._parameters, into.grads, strict=True):
+            parameter.grad = grad
+        limit = self._recipe.clip_norm or float("inf")
+        norm = nn.utils.clip_grad_norm_(self._parameters, limit, foreach=True)
+        if not isfinite(float(norm)):
+            self.is_diverged = True
+            return
+        rate = self._recipe.rate(self.epochs(self.version), self.epochs(len(self._steps)))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        for buffer, total in zip(self._buffers, into.buffers, strict=True):
+            buffer.copy_(total)
+        self.version = step.update
+        self._follow()
+
+    def _follow(self) -> None:
+        """Let the moving average follow the weights, and the buffers that belong to them."""
+        if self.average is not None and self._recipe.ema is not None:
+            floats = [b for b in self.average.buffers() if b.is_floating_point()]
+            means = [*self.average.parameters(), *floats]
+            torch._foreach_lerp_(means, [*self._parameters, *self._buffers], 1 - self._recipe.ema)
+
+    # ---------------------------------------------------------------------------------- its state
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next update depends on; nothing is copied."""
+        return {
+            "version": self.version,
+            "is_diverged": self.is_diverged,
+            "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "sums": {update: (s.grads, s.buffers) for update, s in self._sums.items()},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.version, self.is_diverged = state["version"], state["is_diverged"]
+        self.model.load_state_dict(state["model"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._sums = {update: _Sum(*kept) for update, kept in state["sums"].items()}
+
+
+def _by_version(steps: Iterable[Step]) -> dict[int, list[_Group]]:
+    """What is computed at each version, in the order in which it is needed."""
+    groups: defaultdict[int, list[_Group]] = defaultdict(list)
+    for step in steps:
+        by_version = sorted(step.parts, key=lambda part: part.version)
+        for version, parts in groupby(by_version, key=lambda part: part.version):
+            groups[version].append(_Group(step.update, list(parts)))
+    return groups
+
+
+def _passes(parts: list[Part], problem: Problem) -> Iterator[list[Part]]:
+    """Parts that can go through the model together: of one size, and not too many."""
+    for samples, same in groupby(parts, key=lambda part: part.samples):
+        alike = list(same)
+        count = max(1, problem.pass_samples // max(1, samples))
+        yield from (alike[i : i + count] for i in range(0, len(alike), count))
+
+
+def _seed(*numbers: int) -> int:
+    """A seed for what a model draws by itself, as dropout does; so a pass can be made again."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 0x9E3779B97F4A7C15 + number + 1) % 2**63
+    return seed

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The quick versions of the experiments show the direction of each effect."""
+
+from statistics import fmean
+
+import pytest
+
+from paceline.lab.bench import Bench
+from paceline.lab.experiment import Lab, run_experiment
+from paceline.lab.experiments.inception import INCEPTION
+from paceline.lab.experiments.settings import picked
+from paceline.lab.experiments.staleness import STALENESS
+
+
+@pytest.fixture
+def quick(data_folder, data_cache, tmp_path):
+    return Lab(
+        data=data_folder,
+        cache=data_cache,
+        bench=Bench(tmp_path / ".trials", 1),
+        seeds=(0,),
+        quick=True,
+        progress=lambda done, of, share: None,
+    )
+
+
+@pytest.mark.usefixtures("mnist")
+def test_staleness_hurts(quick, tmp_path):
+    tables = STALENESS.measure(quick)
+    fresh, stale = (picked(tables["error"], "error_percent", staleness=s) for s in (0, 40))
+    assert fmean(fresh) < fmean(stale) - 3
+    (measured,) = picked(tables["error"], "measured_staleness", staleness=40)
+    assert 30 < measured < 41
+    bottom, *_, top = (float(row["mean"]) for row in tables["layers"])
+    assert top < 10 < bottom
+    assert "Expected" in run_experiment(STALENESS, quick, tmp_path)
+
+
+@pytest.mark.usefixtures("cifar10")
+def test_an_update_with_backups_takes_less_time(quick, tmp_path):
+    tables = INCEPTION.measure(quick)
+    updates, seconds = (
+        {
+            rule: picked(tables["final"], column, rule=rule)[0]
+            for rule in ("sync", "backup", "async")
+        }
+        for column in ("updates", "seconds")
+    )
+    assert seconds["backup"] / updates["backup"] < 0.97 * seconds["sync"] / updates["sync"]
+    assert picked(tables["final"], "staleness", rule="backup") == [0]
+    assert 6 < picked(tables["final"], "staleness", rule="async")[0] < 8
+    assert "8 workers" in run_experiment(INCEPTION, quick, tmp_path)
