@@ -38,6 +38,15 @@ def test_what_a_killed_process_left_is_written_over(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+def test_several_processes_may_write_the_same_where_they_say_so(tmp_path):
+    path = tmp_path / "one"
+    with written_whole(path, alone=False) as mine, written_whole(path) as another:
+        assert mine != another
+        mine.write_text("new")
+        another.write_text("new")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError), written_whole(tmp_path / "no" / "one") as partial:
         partial.write_text("new")

@@ -10,13 +10,14 @@ __all__ = ["written_whole"]
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, *, alone: bool = True) -> Iterator[Path]:
     """Where to write a file; it is put in its place when that went well, and safe on the disk.
 
-    Whatever is raised meanwhile, an OSError at a full disk say, what was there before stays. Only
-    one process may do so at a time; what one that was killed has left is written over.
+    Whatever is raised meanwhile, an OSError at a full disk say, what was there before stays.
+    `alone`: no other process writes it now, so what one that was killed has left is written over.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    own = "" if alone else f".{os.getpid()}"
+    partial = path.with_name(f".{path.name}{own}.partial")
     try:
         yield partial
         with partial.open("rb") as file:

@@ -48,7 +48,7 @@ def locate(folder: Path, source: Source, progress: Progress | None = None) -> Pa
     place = folder / source.path
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(place) as partial, partial.open("wb") as file:
+        with written_whole(place, alone=False) as partial, partial.open("wb") as file:
             found = _download(source.url, file, progress or _nobody)
             if found != source.sha256:
                 raise SpecError(

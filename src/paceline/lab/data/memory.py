@@ -6,7 +6,6 @@ is wrong with a folder for it, the data is unpacked as if there were none.
 """
 
 import hashlib
-import os
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,10 +38,8 @@ def remembered(
     # RuntimeError: torch's own writer, at a full disk.
     with suppress(OSError, RuntimeError):
         cache.mkdir(parents=True, exist_ok=True)
-        own = place.with_suffix(f".{os.getpid()}")  # others may be at it as well
-        with written_whole(own) as partial:
+        with written_whole(place, alone=False) as partial:
             torch.save(tensors, partial)
-        own.replace(place)
     return tensors
 
 
