@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.lab import data
+from paceline.lab.bench import Bench
 from paceline.lab.data import a9a as a9a_module
 from paceline.lab.data import cifar10 as cifar10_module
 from paceline.lab.data import mnist as mnist_module
@@ -26,6 +27,7 @@ from paceline.lab.data.images import Images
 from paceline.lab.data.mnist import load_mnist
 from paceline.lab.data.text import Text, load_shakespeare
 from paceline.lab.data.tiny_imagenet import load_tiny_imagenet
+from paceline.lab.experiment import Lab
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,3 +90,16 @@ def shakespeare(data_folder: Path) -> Text:
 @pytest.fixture(scope="session")
 def a9a(data_folder: Path) -> Table:
     return load_a9a(need(data_folder, a9a_module.SOURCES))
+
+
+@pytest.fixture(scope="session")
+def quick(data_folder: Path, data_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """For the quick versions of the experiments."""
+    return Lab(
+        data=data_folder,
+        cache=data_cache,
+        bench=Bench(tmp_path_factory.mktemp("trials"), processes=1),
+        seeds=(0,),
+        quick=True,
+        progress=lambda done, of, share: None,
+    )

@@ -133,18 +133,19 @@ def test_divergence_is_told():
     assert outcome.last("accuracy") != outcome.last("accuracy")
 
 
-def test_a_bench_conducts_several_side_by_side(tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bench_conducts_several_here_or_side_by_side(tmp_path, processes):
     trials = [replace(TRIAL, policy=policy) for policy in ("sync", "async", "sync")]
     told = []
 
     def tell(done, of, share):
         told.append((done, of, share))
 
-    outcomes = Bench(tmp_path, 2).outcomes(trials, tell)
+    outcomes = Bench(tmp_path, processes).outcomes(trials, tell)
     assert outcomes == [train(trial) for trial in trials]
     assert told[-1] == (2, 2, 1.0)
     told.clear()
-    assert Bench(tmp_path, 2).outcomes(trials, tell) == outcomes
+    assert Bench(tmp_path, processes).outcomes(trials, tell) == outcomes
     assert told == []
 
 

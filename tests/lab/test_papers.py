@@ -5,23 +5,10 @@ from statistics import fmean
 
 import pytest
 
-from paceline.lab.bench import Bench
-from paceline.lab.experiment import Lab, run_experiment
+from paceline.lab.experiment import run_experiment
 from paceline.lab.experiments.inception import INCEPTION
 from paceline.lab.experiments.settings import picked
 from paceline.lab.experiments.staleness import STALENESS
-
-
-@pytest.fixture
-def quick(data_folder, data_cache, tmp_path):
-    return Lab(
-        data=data_folder,
-        cache=data_cache,
-        bench=Bench(tmp_path / ".trials", 1),
-        seeds=(0,),
-        quick=True,
-        progress=lambda done, of, share: None,
-    )
 
 
 @pytest.mark.usefixtures("mnist")

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Where trials are conducted: one on each core; what was done before is not done again.
 
-Each trial computes in a process of its own with one thread, because small tensors gain nothing from
-a second one.
+Each trial computes with one thread, because small tensors gain nothing from a second one. Where one
+process is enough, it is this one.
 """
 
 import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import SynchronizedArray
 from multiprocessing.synchronize import Event
@@ -18,6 +19,7 @@ from typing import Protocol
 import torch
 
 from paceline.lab.conduct import conduct, remembered
+from paceline.lab.threads import one_thread
 from paceline.lab.trial import Outcome, Trial
 
 __all__ = ["Bench", "Progress"]
@@ -44,13 +46,27 @@ class Bench:
         known = {trial: remembered(trial, self._folder) for trial in trials}
         missing = [trial for trial, outcome in known.items() if outcome is None]
         if missing:
-            known |= self._conduct(missing, progress)
+            conducted = self._here if self._processes == 1 else self._elsewhere
+            known |= zip(missing, conducted(missing, progress), strict=True)
         return [outcome for trial in trials if (outcome := known[trial]) is not None]
 
-    def _conduct(self, trials: Sequence[Trial], progress: Progress) -> dict[Trial, Outcome]:
+    def _here(self, trials: Sequence[Trial], progress: Progress) -> list[Outcome]:
+        epochs = [0.0] * len(trials)
+        outcomes: list[Outcome] = []
+
+        def tell(number: int, used: float) -> None:
+            epochs[number] = used
+            progress(len(outcomes), len(trials), _share(trials, epochs))
+
+        with one_thread():
+            for number, trial in enumerate(trials):
+                outcomes.append(conduct(trial, self._folder, partial(tell, number)))
+                tell(number, trial.epochs)
+        return outcomes
+
+    def _elsewhere(self, trials: Sequence[Trial], progress: Progress) -> list[Outcome]:
         context = get_context("spawn")
         epochs, is_over = context.Array("d", len(trials)), context.Event()
-        work = [trial.epochs * trial.problem.samples for trial in trials]
         pool = ProcessPoolExecutor(
             self._processes, context, initializer=_begin, initargs=(epochs, is_over, os.getpid())
         )
@@ -59,11 +75,11 @@ class Bench:
                 pool.submit(_conduct, number, trial, self._folder)
                 for number, trial in enumerate(trials)
             ]
-            _watch(futures, lambda done: progress(done, len(trials), _share(trials, epochs, work)))
+            _watch(futures, lambda done: progress(done, len(trials), _share(trials, epochs[:])))
         finally:  # whatever is still computed, because another has failed, is of no use
             is_over.set()
             pool.shutdown(cancel_futures=True)
-        return {trial: future.result() for trial, future in zip(trials, futures, strict=True)}
+        return [future.result() for future in futures]
 
 
 def _watch(futures: list[Future[Outcome]], show: Callable[[int], None]) -> None:
@@ -76,14 +92,11 @@ def _watch(futures: list[Future[Outcome]], show: Callable[[int], None]) -> None:
         show(len(futures) - len(pending))
 
 
-def _share(
-    trials: Sequence[Trial], epochs: "SynchronizedArray[float]", work: Sequence[float]
-) -> float:
-    done = sum(
-        amount * used / trial.epochs
-        for trial, used, amount in zip(trials, epochs[:], work, strict=True)
-    )
-    return done / sum(work)
+def _share(trials: Sequence[Trial], epochs: Sequence[float]) -> float:
+    """Of all samples, those that were used by now."""
+    sizes = [trial.problem.samples for trial in trials]
+    done = sum(size * used for size, used in zip(sizes, epochs, strict=True))
+    return done / sum(size * trial.epochs for size, trial in zip(sizes, trials, strict=True))
 
 
 # ------------------------------------------------------------------------- in the other processes

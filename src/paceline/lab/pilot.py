@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A pilot: a short run whose trace has the norms of gradients, as the planner wants to see them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -12,6 +11,7 @@ from paceline.lab.models.norm import set_groups
 from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import schedule
+from paceline.lab.threads import one_thread
 from paceline.lab.train import Training
 from paceline.watch.trace import Gradient, Record, Trace, Update
 
@@ -28,7 +28,7 @@ def with_norms(trace: Trace, problem: Problem, recipe: Recipe, every: int = 1) -
     training = Training(problem, steps, recipe)
     own: dict[tuple[int, int], float] = {}  # by worker and version
     averaged: dict[int, float] = {}  # by update
-    with _one_thread():
+    with one_thread():
         for step in steps[::every]:
             training.run(step.update - 1)
             draws = [part.draw for part in step.parts]
@@ -46,17 +46,6 @@ def with_norms(trace: Trace, problem: Problem, recipe: Recipe, every: int = 1) -
             case _:
                 records.append(record)
     return Trace(trace.header, records)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from a second one, and lose much where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _norms(problem: Problem, model: nn.Module, draws: Sequence[Draw]) -> tuple[list[float], float]:

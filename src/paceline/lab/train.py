@@ -71,12 +71,14 @@ class Training:
         torch.manual_seed(problem.seed)
         self.model = problem.build().train()
         self._parameters = list(self.model.parameters())
-        self._buffers = [b for b in self.model.buffers() if b.is_floating_point()]
+        self._floats = _floats(self.model)
+        self._buffers = self._floats[len(self._parameters) :]
         self._optimizer = recipe.optimizer(self._parameters)
         self._sums: dict[int, _Sum] = {}
         self.version = 0
         self.is_diverged = False
         self.average = deepcopy(self.model).eval() if recipe.ema is not None else None
+        self._averaged = _floats(self.average) if self.average is not None else []
 
     def epochs(self, version: int) -> float:
         """Of data that were used until this version was made."""
@@ -111,7 +113,8 @@ class Training:
         for parameter, grad in zip(self._parameters, into.grads, strict=True):
             parameter.grad = grad
         for number, parts in enumerate(_passes(group.parts, self._problem)):
-            torch.manual_seed(_seed(self._problem.seed, group.update, self.version, number))
+            seed = _seed(self._problem.seed, group.update, self.version, number)
+            torch.default_generator.manual_seed(seed)  # no other device's, which takes long
             set_groups(self.model, len(parts))
             losses = self._problem.losses(self.model, [part.draw for part in parts])
             shares = [part.samples / total for part in parts]
@@ -125,9 +128,9 @@ class Training:
         """Add the buffers to the sum, and have those of this version again."""
         if not into.buffers:
             into.buffers = [torch.zeros_like(buffer) for buffer in self._buffers]
-        for total, buffer, old in zip(into.buffers, self._buffers, before, strict=True):
-            total.add_(buffer, alpha=share)
-            buffer.copy_(old)
+        if self._buffers:  # torch refuses to do nothing
+            torch._foreach_add_(into.buffers, self._buffers, alpha=share)
+            torch._foreach_copy_(self._buffers, before)
 
     @torch.no_grad()
     def _apply(self, step: Step) -> None:
@@ -143,17 +146,15 @@ class Training:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        for buffer, total in zip(self._buffers, into.buffers, strict=True):
-            buffer.copy_(total)
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, into.buffers)
         self.version = step.update
         self._follow()
 
     def _follow(self) -> None:
         """Let the moving average follow the weights, and the buffers that belong to them."""
-        if self.average is not None and self._recipe.ema is not None:
-            floats = [b for b in self.average.buffers() if b.is_floating_point()]
-            means = [*self.average.parameters(), *floats]
-            torch._foreach_lerp_(means, [*self._parameters, *self._buffers], 1 - self._recipe.ema)
+        if self._recipe.ema is not None:
+            torch._foreach_lerp_(self._averaged, self._floats, 1 - self._recipe.ema)
 
     # ---------------------------------------------------------------------------------- its state
 
@@ -176,6 +177,11 @@ class Training:
             self.average.load_state_dict(state["average"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._sums = {update: _Sum(*kept) for update, kept in state["sums"].items()}
+
+
+def _floats(model: nn.Module) -> list[Tensor]:
+    """The parameters of a model, and the buffers that can be averaged."""
+    return [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
 
 
 def _by_version(steps: Iterable[Step]) -> dict[int, list[_Group]]:

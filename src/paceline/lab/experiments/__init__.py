@@ -2,9 +2,24 @@
 """The experiments, one a file, by name, in the order in which they are run."""
 
 from paceline.lab.experiment import Experiment
+from paceline.lab.experiments.choose_b import CHOOSE_B
+from paceline.lab.experiments.convex import CONVEX
+from paceline.lab.experiments.delay import DELAY
 from paceline.lab.experiments.inception import INCEPTION
+from paceline.lab.experiments.losing import LOSING
+from paceline.lab.experiments.models import MODELS
+from paceline.lab.experiments.pixelcnn import PIXELCNN
 from paceline.lab.experiments.staleness import STALENESS
+from paceline.lab.experiments.stragglers import STRAGGLERS
+from paceline.lab.experiments.traffic import TRAFFIC
+from paceline.lab.experiments.uneven import UNEVEN
 
 __all__ = ["EXPERIMENTS"]
 
-EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (STALENESS, INCEPTION)}
+EXPERIMENTS: dict[str, Experiment] = {
+    one.name: one
+    for one in (
+        *(STALENESS, INCEPTION, STRAGGLERS, CHOOSE_B, PIXELCNN, DELAY),
+        *(MODELS, CONVEX, UNEVEN, LOSING, TRAFFIC),
+    )
+}

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How many of 100 workers should be backups? Time of an update x updates needed, and the planner.
+
+Updates to a target are counted for every number N of gradients in an update, with N workers and a
+learning rate in proportion to N. The simulator tells how long waiting for N of 100 takes. The
+product says for every b when the target is reached; training with a few b, directly, checks it.
+Then the planner chooses b from a short pilot, and we look at what its choice costs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import nan
+from statistics import fmean
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.law import Law
+from paceline.lab.pilot import with_norms
+from paceline.lab.problems.images import Digits
+from paceline.lab.recipe import Recipe
+from paceline.lab.trial import Outcome, Trial
+from paceline.latency import Recorded, parse_latency
+from paceline.sim.cluster import Cluster
+from paceline.sim.convergence import (
+    Convergence,
+    estimate_noise_scale,
+    every_gradient_counts,
+    measured,
+    noise_scale,
+)
+from paceline.sim.fast import closing_times, draw_times
+from paceline.sim.planner import plan
+from paceline.sim.recording import recorded_times
+from paceline.sim.simulate import simulate
+from paceline.spec import Late, RunSpec
+from paceline.watch.trace import Trace
+
+__all__ = ["CHOOSE_B", "reached"]
+
+Row = dict[str, float | str]
+
+RATE = 0.001  # for each sample of an update
+AVERAGED = 1000  # samples that the moving average of the weights reaches back over
+SCORED_EVERY = 400  # samples
+PILOT = 50  # updates
+NORMS_EVERY = 5  # of them
+LATES: tuple[Late, Late] = ("cancel", "finish")
+WORDS = {"cancel": "cancelled", "finish": "finished"}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of it is done."""
+
+    workers: int
+    batch: int
+    needed: Sequence[int]
+    """Each N that is tried with as many workers, all of them included."""
+    backups: Sequence[int]
+    """Each b that is tried with all workers; the N that belongs to it is tried as well."""
+    repeats: int
+    """Trainings for each seed of the lab: how soon a target is reached depends on luck."""
+    target: float
+    scored: int
+    width: float
+    rounds: int
+    """Updates that are simulated."""
+
+
+FULL = Scale(
+    workers=100,
+    batch=1,
+    needed=(10, 25, 50, 75, 90, 94, 96, 98, 99, 100),
+    backups=(0, 1, 2, 4, 6, 10, 25),
+    repeats=3,
+    target=0.93,
+    scored=1000,
+    width=1.0,
+    rounds=4000,
+)
+QUICK = Scale(
+    workers=20,
+    batch=5,
+    needed=(10, 19, 20),
+    backups=(0, 1, 10),
+    repeats=1,
+    target=0.6,
+    scored=300,
+    width=0.5,
+    rounds=1000,
+)
+
+
+# ----------------------------------------------------------------------------------------- trials
+
+
+def _problem(lab: Lab, scale: Scale, seed: int) -> Digits:
+    return Digits(
+        batch=scale.batch, seed=seed, data=lab.data, scored=scale.scored, width=scale.width
+    )
+
+
+def _recipe(samples: int) -> Recipe:
+    """For updates of so many samples."""
+    return Recipe(RATE * samples, ema=1 - samples / AVERAGED)
+
+
+def _trial(lab: Lab, scale: Scale, workers: int, backups: int, seed: int) -> Trial:
+    problem = _problem(lab, scale, seed)
+    epochs = 1.0  # several times what is needed
+    return Trial(
+        problem=problem,
+        recipe=_recipe((workers - backups) * scale.batch),
+        policy=f"backup:{backups}" if backups else "sync",
+        workers=workers,
+        latency=CHEN,
+        epochs=epochs,
+        rows=round(epochs * problem.samples / SCORED_EVERY),
+        target=f"accuracy>={scale.target}",
+    )
+
+
+def reached(outcome: Outcome, target: float) -> tuple[float, float]:
+    """Updates and seconds until the accuracy was there, in a straight line between two rows."""
+    for before, after in pairwise(outcome.rows):
+        least, most = before.scores["accuracy"], after.scores["accuracy"]
+        if most >= target > least:
+            part = (target - least) / (most - least)
+            return (
+                before.update + part * (after.update - before.update),
+                before.time + part * (after.time - before.time),
+            )
+    return nan, nan
+
+
+# ----------------------------------------------------------------------------------- measurements
+
+
+def measure(lab: Lab) -> Tables:
+    """Count updates, simulate times, multiply, check; then let the planner choose."""
+    scale = QUICK if lab.quick else FULL
+    seeds = [scale.repeats * seed + again for seed in lab.seeds for again in range(scale.repeats)]
+    counted = [(needed, 0, seed) for needed, seed in product(scale.needed, seeds)]
+    direct = [(scale.workers, backups, seed) for backups, seed in product(scale.backups, seeds)]
+    outcomes = lab.outcomes([_trial(lab, scale, *case) for case in counted + direct])
+    found = [reached(outcome, scale.target) for outcome in outcomes]
+    updates: Rows = [
+        {"needed": needed, "seed": seed, "updates": count}
+        for (needed, _, seed), (count, _) in zip(counted, found, strict=False)
+    ]
+    columns = (np.array(picked(updates, name)) for name in ("needed", "seed", "updates"))
+    law = Law.of(*columns)
+    predicted = _predicted(law, scale)
+    return {
+        "updates": updates,
+        "law": [
+            {
+                "workers": scale.workers,
+                "target": scale.target,
+                "floor": law.floor,
+                "scale": law.scale,
+                "scale_samples": law.scale * scale.batch,
+            }
+        ],
+        "predicted": predicted,
+        "direct": [
+            _checked(backups, seed, times, updates, predicted)
+            for (_, backups, seed), times in zip(direct, found[len(counted) :], strict=True)
+        ],
+        "choices": list(_choices(lab, scale, updates, predicted)),
+    }
+
+
+def _predicted(law: Law, scale: Scale) -> Rows:
+    """For every b: the time of an update, updates, and their product."""
+    workers = scale.workers
+    times = draw_times(parse_latency(CHEN), workers, scale.rounds, seed=0)
+    needed = np.arange(1, workers + 1)
+    cancelled, finished = (
+        closing_times(times, needed, late)[20:].mean(axis=0)  # lateness has settled by then
+        for late in LATES
+    )
+    updates = law.updates(needed.astype(float))
+    return [
+        {
+            "backups": workers - int(needed[i]),
+            "needed": int(needed[i]),
+            "updates": float(updates[i]),
+            "cancel_step_s": float(cancelled[i]),
+            "finish_step_s": float(finished[i]),
+            "cancel_s": float(cancelled[i] * updates[i]),
+            "finish_s": float(finished[i] * updates[i]),
+        }
+        for i in reversed(range(workers))
+    ]
+
+
+def _checked(
+    backups: int, seed: int, found: tuple[float, float], updates: Rows, predicted: Rows
+) -> Row:
+    """A direct training, beside the product of what `sync` with N workers and the simulator say."""
+    [step_s] = picked(predicted, "cancel_step_s", backups=backups)
+    [needed] = picked(predicted, "needed", backups=backups)
+    [count] = picked(updates, "updates", needed=needed, seed=seed)
+    return {
+        "backups": backups,
+        "seed": seed,
+        "updates": found[0],
+        "seconds": found[1],
+        "product_s": count * step_s,
+    }
+
+
+# ------------------------------------------------------------------------------------ the planner
+
+
+def _pilot(lab: Lab, scale: Scale, seed: int) -> Trace:
+    """A short run of `sync` with all workers, and norms of gradients; its luck is its own."""
+    spec = RunSpec(workers=scale.workers, steps=PILOT, seed=10_000 + seed)
+    trace = simulate("sync", Cluster.parse(CHEN, batch=scale.batch), spec)
+    recipe = _recipe(scale.workers * scale.batch)
+    return with_norms(trace, _problem(lab, scale, seed), recipe, NORMS_EVERY)
+
+
+def _choices(lab: Lab, scale: Scale, updates: Rows, predicted: Rows) -> Iterator[Row]:
+    """What the planner chooses, and what it costs by what was measured."""
+    workers, batch = scale.workers, scale.batch
+    table = {n: fmean(picked(updates, "updates", needed=n)) for n in scale.needed}
+    whole = table[workers]
+    for seed in lab.seeds:
+        pilot = _pilot(lab, scale, seed)
+        times = recorded_times(pilot, seed=0, with_travel=True).times
+        noise = estimate_noise_scale(pilot)
+        models: dict[str, Convergence] = {
+            "every gradient counts": every_gradient_counts(workers, whole),
+            "noise scale": noise_scale(noise, batch, workers, whole),
+            "measured table": measured(table),
+        }
+        lates = LATES[:1] if lab.quick else LATES
+        for late, (name, model) in product(lates, models.items()):
+            seconds = picked(predicted, f"{late}_s")  # by b, from 0
+            best = int(np.argmin(seconds))
+            spec = RunSpec(workers=workers, late=late)
+            chosen = plan(Cluster(Recorded(times), batch=batch), spec, model).best.backups
+            yield {
+                "late": late,
+                "seed": seed,
+                "model": name,
+                "noise_samples": noise,
+                "backups": chosen,
+                "best_backups": best,
+                "cost_percent": 100 * (seconds[chosen] / seconds[best] - 1),
+            }
+
+
+# ------------------------------------------------------------------------------------------- shown
+
+
+def draw(tables: Tables) -> Figure:
+    """Updates against N; the time of an update against b; the time to the target against b."""
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    counts, steps, times = figure.subplots(1, 3)
+    _draw_counts(counts, tables)
+    predicted = tables["predicted"]
+    few = [row for row in predicted if float(row["backups"]) <= 30]
+    for late, label in WORDS.items():
+        backups = picked(few, "backups")
+        steps.plot(backups, picked(few, f"{late}_step_s"), label=f"late work {label}")
+        times.plot(backups, picked(few, f"{late}_s"), label=f"product, {label}")
+    steps.set(xlabel="backups, b", ylabel="time of an update (s)")
+    steps.set_title("waiting for the others, simulated")
+    steps.legend(frameon=False)
+    _draw_direct(times, tables)
+    return figure
+
+
+def _draw_counts(axes: Axes, tables: Tables) -> None:
+    rows, law = tables["updates"], _law(tables)
+    workers = float(tables["law"][0]["workers"])
+    every = np.geomspace(min(picked(rows, "needed")), workers, 50)
+    axes.plot(picked(rows, "needed"), picked(rows, "updates"), "o", ms=3, label="counted")
+    axes.plot(every, law.updates(every), label=_formula(law))
+    axes.plot(every, law.updates(every)[-1] * workers / every, "k--", lw=1, label="as 1/N")
+    axes.set(xscale="log", yscale="log", xlabel="gradients in an update, N", ylabel="updates")
+    axes.set_title(f"updates to {100 * float(tables['law'][0]['target']):g} % accuracy")
+    axes.legend(frameon=False)
+
+
+def _draw_direct(axes: Axes, tables: Tables) -> None:
+    direct, predicted = tables["direct"], tables["predicted"]
+    tried = sorted(set(picked(direct, "backups")))
+    seconds = [picked(direct, "seconds", backups=b) for b in tried]
+    means = [fmean(own) for own in seconds]
+    errors = [np.std(own, ddof=1) / len(own) ** 0.5 if len(own) > 1 else 0.0 for own in seconds]
+    axes.errorbar(tried, means, errors, fmt="ks", ms=4, capsize=3, label="trained, cancelled")
+    styles = {"every gradient counts": "v", "noise scale": "^", "measured table": "D"}
+    for name, style in styles.items():
+        own = [row for row in tables["choices"] if row["model"] == name]
+        times = [picked(predicted, f"{row['late']}_s", backups=row["backups"])[0] for row in own]
+        axes.plot(picked(own, "backups"), times, style, ms=8, mfc="none", label=f"plan: {name}")
+    axes.set(xlabel="backups, b", ylabel="time to the target (s)")
+    axes.set_title("time to the target")
+    axes.legend(frameon=False, fontsize="small")
+
+
+def _law(tables: Tables) -> Law:
+    [row] = tables["law"]
+    return Law(float(row["floor"]), float(row["scale"]))
+
+
+def _formula(law: Law) -> str:
+    return f"{law.floor:.0f} + {law.floor * law.scale:.0f} / N"
+
+
+def tell(tables: Tables) -> str:
+    """Put it into words."""
+    return " ".join([*_of_times(tables), *_of_choices(tables["choices"])])
+
+
+def _of_times(tables: Tables) -> Iterator[str]:
+    law, updates, direct = _law(tables), tables["updates"], tables["direct"]
+    seeds = len(set(picked(updates, "seed")))
+    counts = "; ".join(
+        f"N = {n:g}: {spread(picked(updates, 'updates', needed=n), 0)}"
+        for n in sorted(set(picked(updates, "needed")))
+    )
+    [row] = tables["law"]
+    target = 100 * float(row["target"])
+    yield (
+        f"Updates to {target:g} % accuracy, {seeds} trainings each: {counts}. That is "
+        f"{_formula(law)}, or a noise scale of {float(row['scale_samples']):.0f} samples."
+    )
+    for late, words in WORDS.items():
+        seconds = picked(tables["predicted"], f"{late}_s")
+        best = int(np.argmin(seconds))
+        good = [b for b, value in enumerate(seconds) if value <= 1.02 * seconds[best]]
+        yield (
+            f"With late work {words} the product is smallest at b = {best}: {seconds[best]:.0f} s "
+            f"against {seconds[0]:.0f} s without backups; b from {good[0]} to {good[-1]} is within "
+            "2 % of it."
+        )
+    trained = "; ".join(
+        f"b = {b:g}: {spread(picked(direct, 'seconds', backups=b), 0)} s"
+        for b in sorted(set(picked(direct, "backups")))
+    )
+    ratios = [float(row["seconds"]) / float(row["product_s"]) for row in direct]
+    yield (
+        f"Trained with backups: {trained}; that is {spread(ratios)} times the product for the same "
+        "seed."
+    )
+
+
+def _of_choices(rows: Rows) -> Iterator[str]:
+    noise = {row["seed"]: float(row["noise_samples"]) for row in rows}
+    yield (
+        f"A pilot of the first {PILOT} updates sees a noise scale of "
+        f"{spread(list(noise.values()), 0)} samples; from it the planner chooses:"
+    )
+    described = []
+    for late, name in dict.fromkeys((str(row["late"]), str(row["model"])) for row in rows):
+        own = [row for row in rows if row["late"] == late and row["model"] == name]
+        chosen = ", ".join(f"{row['backups']:g}" for row in own)
+        costs = picked(own, "cost_percent")
+        described.append(
+            f"{name}, {WORDS[late]}: b = {chosen} (best {own[0]['best_backups']:g}; "
+            f"{fmean(costs):.1f} % slower, at most {max(costs):.1f} %)"
+        )
+    yield "; ".join(described) + "."
+
+
+CHOOSE_B = Experiment(
+    name="choose-b",
+    question="How many of 100 workers should be backups, and does the planner find it?",
+    expected=(
+        "Chen et al., section 3.1: the time to converge is estimated as the mean time until N of "
+        "100 gradients are there times the updates that N needs. The last four gradients cost half "
+        "as much again as the first 96, so a few backups should pay, and many should not. That "
+        "estimate takes no notice of workers that are still busy with late work."
+    ),
+    measure=measure,
+    draw=draw,
+    tell=tell,
+)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where do backups lose? Three cases, each against full synchronous training and a remedy.
+
+A slow majority: twelve of sixteen workers take three times as long, so that whoever drops a few
+still waits for slow ones, and whoever drops all of them does without three quarters of the
+machines. Data of their own: two of the digits are only on four workers that are slow. And a b
+that is too large: all machines are alike, so that beyond the stragglers there is nothing to gain.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import sqrt
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from paceline.core.events import Fate
+from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiments.race import (
+    BATCH,
+    RATE,
+    WORKERS,
+    Entrant,
+    bars,
+    outcome_words,
+    race,
+)
+from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.problems.reserved import ReservedDigits
+from paceline.lab.recipe import Recipe
+from paceline.lab.trial import Trial
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.trace import Gradient
+
+__all__ = ["LOSING"]
+
+MAJORITY = f"{CHEN}; workers 0-11 x3"
+MAJORITY_RULES = {"sync": 16, "backup:4": 12, "backup:12": 4, "batchsync:24": 24, "async": 1}
+LARGE_RULES = {"sync": 16, "backup:1": 15, "backup:4": 12, "backup:8": 8, "backup:14": 2}
+
+SLOW = (0, 1, 2, 3)
+OWNERS = f"{CHEN}; workers 0-3 x2"
+RESERVED = (8, 9)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Training where the slow have data of their own; or not, where all have all."""
+
+    policy: str
+    gradients: int
+    is_shared: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and figures."""
+        return f"{self.policy}, all data everywhere" if self.is_shared else self.policy
+
+    def trial(self, lab: Lab, seed: int) -> Trial:
+        """The same as a trial."""
+        problem = ReservedDigits(
+            batch=BATCH,
+            seed=seed,
+            data=lab.data,
+            width=0.5,
+            scored=1000 if lab.quick else 10_000,
+            reserved=RESERVED,
+            owners=tuple(range(WORKERS)) if self.is_shared else SLOW,
+            workers=WORKERS,
+        )
+        rate = 0.5 * RATE * sqrt(self.gradients / WORKERS)
+        return Trial(
+            problem=problem,
+            recipe=Recipe(rate, method="adam", fall_from=0.5),
+            policy=self.policy,
+            workers=WORKERS,
+            latency=OWNERS,
+            epochs=0.25 if lab.quick else 0.5,
+            rows=1,
+        )
+
+
+OWNED = (
+    Owned("sync", 16),
+    Owned("backup:2", 14),
+    Owned("backup:4", 12),
+    Owned("backup:4", 12, is_shared=True),
+    Owned("batchsync:12", 12),
+    Owned("softsync:4", 4),
+    Owned("async", 1),
+)
+OWNED_QUICK = OWNED[0], OWNED[2], OWNED[3]
+
+
+def measure(lab: Lab) -> Tables:
+    """All three cases; and what becomes of the mini-batches that were dropped."""
+    majority, large = MAJORITY_RULES, LARGE_RULES
+    if lab.quick:
+        majority = {rule: MAJORITY_RULES[rule] for rule in ("sync", "backup:4", "batchsync:24")}
+        large = {rule: LARGE_RULES[rule] for rule in ("sync", "backup:14")}
+    entrants = [Entrant(rule, gradients, MAJORITY) for rule, gradients in majority.items()]
+    alike = [Entrant(rule, gradients, CHEN) for rule, gradients in large.items()]
+    return {
+        "majority": race(lab, entrants),
+        "large": race(lab, alike),
+        "own_data": _own_data(lab, OWNED_QUICK if lab.quick else OWNED),
+        "requeue": _requeue(200 if lab.quick else 2000),
+    }
+
+
+def _own_data(lab: Lab, rules: tuple[Owned, ...]) -> Rows:
+    cases = list(product(rules, lab.seeds))
+    outcomes = lab.outcomes([rule.trial(lab, seed) for rule, seed in cases])
+    return [
+        {
+            "rule": rule.label,
+            "seed": seed,
+            "seconds": outcome.seconds,
+            **{name: outcome.last(name) for name in ("accuracy", "reserved", "others")},
+        }
+        for (rule, seed), outcome in zip(cases, outcomes, strict=True)
+    ]
+
+
+def _requeue(steps: int) -> Rows:
+    """What becomes of mini-batches whose gradient was dropped, on machines alike and with slow."""
+    rows: Rows = []
+    for machines, latency, rule in (("alike", CHEN, "backup:1"), ("4 slow", OWNERS, "backup:4")):
+        spec = RunSpec(workers=WORKERS, steps=steps)
+        trace = simulate(rule, Cluster.parse(latency, batch=BATCH), spec)
+        for is_slow in (True, False):
+            own = [g for g in trace.gradients() if (g.worker in SLOW) == is_slow]
+            used = sum(g.fate is Fate.ACCEPTED for g in own)
+            rows.append(
+                {
+                    "machines": machines,
+                    "rule": rule,
+                    "workers": "0-3" if is_slow else "others",
+                    "computed": len(own),
+                    "used": used,
+                    "forgotten_without": 1 - used / len(own),
+                    "tries_with": _most_tries(own),
+                }
+            )
+    return rows
+
+
+def _most_tries(gradients: Sequence[Gradient]) -> int:
+    """How often a mini-batch was computed at most, if it comes again until it counts."""
+    tries: Counter[int] = Counter()
+    most = 0
+    for gradient in gradients:
+        tries[gradient.worker] += 1
+        most = max(most, tries[gradient.worker])
+        if gradient.fate is Fate.ACCEPTED:
+            tries[gradient.worker] = 0
+    return most
+
+
+def draw(tables: Tables) -> Figure:
+    """Two races, and who has learnt the reserved digits."""
+    figure = Figure(figsize=(14, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    bars(left, tables["majority"])
+    left.set_title("12 of 16 workers x3")
+    bars(middle, tables["large"])
+    middle.set_title("all workers alike")
+    rows = tables["own_data"]
+    rules = list(dict.fromkeys(str(row["rule"]) for row in rows))[::-1]
+    for shift, column, label in ((0.2, "others", "other digits"), (-0.2, "reserved", "8 and 9")):
+        values = [100 * fmean(picked(rows, column, rule=rule)) for rule in rules]
+        places = [place + shift for place in range(len(rules))]
+        right.barh(places, values, height=0.38, alpha=0.7, label=label)
+    right.set_yticks(range(len(rules)), rules)
+    right.set(xlabel="right (%)", title="8 and 9 only on four slow workers", xlim=(0, 100))
+    right.legend(frameon=False, loc="lower left", fontsize="small")
+    return figure
+
+
+def tell(tables: Tables) -> str:
+    """Put it into words."""
+    majority, large, owned = (tables[name] for name in ("majority", "large", "own_data"))
+    seeds = len({row["seed"] for row in owned})
+    learnt = []
+    for rule in dict.fromkeys(str(row["rule"]) for row in owned):
+        reserved, others = (
+            spread([100 * value for value in picked(owned, column, rule=rule)], 1)
+            for column in ("reserved", "others")
+        )
+        seconds = fmean(picked(owned, "seconds", rule=rule))
+        learnt.append(f"{rule} {reserved} % of them and {others} % of the others ({seconds:.0f} s)")
+    return (
+        f"{seeds} seeds. A slow majority, time to {float(majority[0]['target']):.0%}: "
+        f"{outcome_words(majority)}. All alike: {outcome_words(large)}. With 8 and 9 only on four "
+        f"slow workers: {'; '.join(learnt)}. {_requeue_words(tables['requeue'])}"
+    )
+
+
+def _requeue_words(rows: Rows) -> str:
+    def of(column: str, machines: str, workers: str) -> float:
+        return picked(rows, column, machines=machines, workers=workers)[0]
+
+    return (
+        "Giving dropped mini-batches again helps against chance: with backup:1 and machines alike "
+        f"{of('forgotten_without', 'alike', 'others'):.1%} of them would be forgotten without it, "
+        f"and with it each counted after at most {of('tries_with', 'alike', 'others'):.0f} tries. "
+        "It does not help those who are always late: with backup:4 the four slow workers computed "
+        f"the same mini-batch up to {of('tries_with', '4 slow', '0-3'):.0f} times, and "
+        f"{of('used', '4 slow', '0-3'):.0f} of their "
+        f"{of('computed', '4 slow', '0-3'):.0f} gradients counted."
+    )
+
+
+LOSING = Experiment(
+    name="losing",
+    question="Where do backup workers lose?",
+    expected=(
+        "A few backups cannot help where most workers are slow; data that only slow workers have "
+        "is not learnt (Tyurin and Richtárik: where each has other data, the slowest cannot be "
+        "left out), whether or not dropped mini-batches come again; a b beyond the stragglers "
+        "throws work away."
+    ),
+    measure=measure,
+    draw=draw,
+    tell=tell,
+)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Is it the same for other models? A language model of two kinds, a GAN, and a policy that plays.
+
+All rules use as much data, on the same machines, and Adam. The learning rate of each is the best of
+three, each tried once with half of the data: around one that goes with the square root of the
+gradients of an update.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from math import inf, isnan, sqrt
+from statistics import fmean
+from typing import Literal
+
+from matplotlib.figure import Figure
+
+from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiments.curves import mean_curve, when
+from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.problem import Problem
+from paceline.lab.problems.cartpole import CartPole
+from paceline.lab.problems.gan import DrawnDigits
+from paceline.lab.problems.text import Shakespeare
+from paceline.lab.recipe import Recipe
+from paceline.lab.trial import Outcome, Trial
+
+__all__ = ["MODELS"]
+
+WORKERS = 16
+FACTORS = (1 / 3, 1.0, 3.0)
+RULES = {"sync": 16, "backup:1": 15, "softsync:4": 4, "async": 1}  # and gradients of an update
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, and what it learns."""
+
+    problem: Callable[[Lab, int], Problem]  # for a seed
+    rate: float  # of an update of all workers
+    epochs: float
+    score: str
+    unit: str
+    is_high: bool = False
+    """Whether more is better."""
+
+
+def _text(model: Literal["lstm", "transformer"], width: int) -> Callable[[Lab, int], Problem]:
+    return lambda lab, seed: Shakespeare(
+        batch=4, seed=seed, data=lab.data, model=model, width=width, length=32
+    )
+
+
+TASKS = {
+    "LSTM": Task(_text("lstm", 64), 0.02, 1.0, "bits", "bits per character"),
+    "transformer": Task(_text("transformer", 32), 0.02, 0.7, "bits", "bits per character"),
+    "GAN": Task(
+        lambda lab, seed: DrawnDigits(batch=16, seed=seed, data=lab.data),
+        *(0.003, 2.0, "distance", "Fréchet distance"),
+    ),
+    "CartPole": Task(
+        lambda lab, seed: CartPole(batch=4, seed=seed),
+        *(0.03, 3.0, "return", "mean return of 200", True),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is tried."""
+
+    task: str
+    policy: str
+    factor: float
+    seed: int
+    share: float  # of the data
+
+    @property
+    def rate(self) -> float:
+        """Of the optimizer."""
+        return TASKS[self.task].rate * sqrt(RULES[self.policy] / WORKERS) * self.factor
+
+    def trial(self, lab: Lab) -> Trial:
+        """The same as a trial."""
+        task = TASKS[self.task]
+        return Trial(
+            problem=task.problem(lab, self.seed),
+            recipe=Recipe(self.rate, method="adam", fall_from=0.5),
+            policy=self.policy,
+            workers=WORKERS,
+            latency=CHEN,
+            epochs=task.epochs * self.share,
+            rows=2 if lab.quick else 12,
+        )
+
+
+def measure(lab: Lab) -> Tables:
+    """Find the rates, then train with them."""
+    share = 0.1 if lab.quick else 1.0
+    policies = ("sync", "async") if lab.quick else tuple(RULES)
+    pairs = list(product(TASKS, policies))
+    tried = [
+        Case(*pair, factor, lab.seeds[0], share / 2)
+        for pair, factor in product(pairs, () if lab.quick else FACTORS)
+    ]
+    found = dict(zip(tried, lab.outcomes([case.trial(lab) for case in tried]), strict=True))
+    cases = [
+        Case(*pair, 1.0 if lab.quick else _best(pair, found), seed, share)
+        for pair, seed in product(pairs, lab.seeds)
+    ]
+    done = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
+    curves: Rows = [
+        {
+            "task": case.task,
+            "rule": case.policy,
+            "seed": case.seed,
+            "seconds": row.time,
+            "epochs": row.epochs,
+            "score": row.scores[TASKS[case.task].score],
+        }
+        for case, outcome in done.items()
+        for row in outcome.rows
+    ]
+    tables = {"final": [_row(*pair) for pair in done.items()], "curves": curves}
+    return tables | ({"rates": [_row(*pair) for pair in found.items()]} if found else {})
+
+
+def _best(pair: tuple[str, str], found: dict[Case, Outcome]) -> float:
+    """The factor of the rate with which a task was learnt best under a rule."""
+    task = TASKS[pair[0]]
+
+    def badness(case: Case) -> float:
+        score = found[case].last(task.score)
+        return inf if isnan(score) else -score if task.is_high else score
+
+    return min((case for case in found if (case.task, case.policy) == pair), key=badness).factor
+
+
+def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
+    return {
+        "task": case.task,
+        "rule": case.policy,
+        "rate": case.rate,
+        "seed": case.seed,
+        "updates": outcome.updates,
+        "seconds": outcome.seconds,
+        "staleness": outcome.staleness,
+        "score": outcome.last(TASKS[case.task].score),
+    }
+
+
+def final(tables: Tables, task: str, rule: str) -> float:
+    """The score at the end, the mean over the seeds; NaN: one of them came to no end."""
+    return fmean(picked(tables["final"], "score", task=task, rule=rule))
+
+
+def seconds_to_worst(tables: Tables, task: str, rule: str) -> float:
+    """Until the mean curve is as good as the worst of all rules is in the end."""
+    is_high = TASKS[task].is_high
+    ends = [final(tables, task, other) for other in _rules(tables)]
+    worst = (min if is_high else max)(end for end in ends if not isnan(end))
+    own = [row for row in tables["curves"] if row["task"] == task and row["rule"] == rule]
+    return when(mean_curve(own, "seconds", "score"), worst, is_high=is_high)
+
+
+def _rules(tables: Tables) -> list[str]:
+    return list(dict.fromkeys(str(row["rule"]) for row in tables["final"]))
+
+
+def draw(tables: Tables) -> Figure:
+    """The score against time, one panel for each task."""
+    rows = tables["curves"]
+    figure = Figure(figsize=(4 * len(TASKS), 4), layout="constrained")
+    panels = figure.subplots(1, len(TASKS), squeeze=False)[0]
+    for axes, (name, task) in zip(panels, TASKS.items(), strict=True):
+        for number, rule in enumerate(_rules(tables)):
+            own = [row for row in rows if row["task"] == name and row["rule"] == rule]
+            axes.plot(*mean_curve(own, "seconds", "score"), f"C{number}.-", label=rule)
+        scores = picked(rows, "score", task=name)
+        if not task.is_high:  # the beginning is far away
+            axes.set_ylim(0.95 * min(scores), min(scores) + 0.4 * (max(scores) - min(scores)))
+        axes.set(xlabel="virtual time (s)", ylabel=task.unit, title=name)
+        axes.grid(alpha=0.3)
+    panels[-1].legend(frameon=False)
+    return figure
+
+
+def tell(tables: Tables) -> str:
+    """Put it into words."""
+    rows = tables["final"]
+    parts = []
+    for name, task in TASKS.items():
+        described = []
+        for rule in _rules(tables):
+            score = spread(picked(rows, "score", task=name, rule=rule))
+            seconds = fmean(picked(rows, "seconds", task=name, rule=rule))
+            reached = seconds_to_worst(tables, name, rule)
+            when_worst = "never" if isnan(reached) else f"{reached:.0f} s"
+            described.append(f"{rule} {score} after {seconds:.0f} s ({when_worst})")
+        better = "more is better" if task.is_high else "less is better"
+        parts.append(f"{name}, {task.unit}, {better}: " + ", ".join(described))
+    seeds = len({row["seed"] for row in rows})
+    return (
+        f"{WORKERS} workers, {seeds} seeds, as much data for every rule; in brackets the time "
+        "until a rule is as good as the worst one in the end. " + ". ".join(parts) + "."
+    )
+
+
+MODELS = Experiment(
+    name="models",
+    question="Is it the same for other kinds of models?",
+    expected=(
+        "Chen et al. (first version) for a language model: synchronous training takes much larger "
+        "rates without explosions, and ends better. For GANs and policy gradients there is no "
+        "number in the papers."
+    ),
+    measure=measure,
+    draw=draw,
+    tell=tell,
+)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Is asynchronous training better than one machine, for a model that staleness hurts? A PixelCNN.
+
+Every rule has the same virtual time, and as much data as it can use in it. The images are the
+middle 16x16 of CIFAR-10's, the model a small one. The learning rate of each rule is the best of
+three, the same three for all, each tried once for half of the time; it does not fall. Models are
+evaluated by a moving average of their weights.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import isnan
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paceline.lab.experiment import Experiment, Lab, Tables
+from paceline.lab.experiments.curves import mean_curve, when
+from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.problems.pixels import Pixels
+from paceline.lab.recipe import Recipe
+from paceline.lab.trial import Outcome, Trial
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.watch.trace import Update
+
+__all__ = ["PIXELCNN"]
+
+BATCH = 4
+RATES = (1e-4, 3e-4, 1e-3)
+SECONDS = 3000.0
+GUESSING = 8.0  # bits, of whoever knows nothing
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule as it is tried."""
+
+    label: str
+    policy: str
+    workers: int
+    gradients: int
+    """How many make an update."""
+
+
+RULES = {
+    rule.label: rule
+    for rule in (
+        Rule("serial", "sync", 1, 1),
+        Rule("7+1", "backup:1", 8, 7),
+        Rule("15+1", "backup:1", 16, 15),
+        Rule("async 8", "async", 8, 1),
+        Rule("async 16", "async", 16, 1),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is tried."""
+
+    label: str
+    rate: float
+    seed: int
+    seconds: float
+    """Of virtual time."""
+
+    def trial(self, lab: Lab) -> Trial:
+        """The same as a trial."""
+        rule = RULES[self.label]
+        problem = Pixels(batch=BATCH, seed=self.seed, data=lab.data, cache=lab.cache)
+        if lab.quick:
+            problem = replace(problem, side=8, width=8, layers=2, scored=100)
+        updates = updates_within(self.seconds, rule, self.seed)
+        return Trial(
+            problem=problem,
+            recipe=Recipe(
+                self.rate,
+                method="rmsprop",
+                momentum=0.9,
+                smoothing=0.95,
+                eps=1e-8,
+                ema=max(0.0, 1 - 20 / updates),  # over a twentieth of the run
+            ),
+            policy=rule.policy,
+            workers=rule.workers,
+            latency=CHEN,
+            # Half an update less than wanted, since a part of one is rounded up.
+            epochs=(updates - 0.5) * BATCH * rule.gradients / problem.samples,
+            rows=5 if lab.quick else 30,
+        )
+
+
+def updates_within(seconds: float, rule: Rule, seed: int) -> int:
+    """How many the rule makes in so much virtual time, with the luck of this seed."""
+    spec = RunSpec(workers=rule.workers, steps=None, seed=seed)
+    trace = simulate(rule.policy, Cluster.parse(CHEN, batch=BATCH), spec, until=seconds)
+    return sum(isinstance(record, Update) for record in trace.records)
+
+
+def measure(lab: Lab) -> Tables:
+    """Find the rates, then train with them."""
+    labels = ("serial", "7+1", "async 8") if lab.quick else tuple(RULES)
+    rates = (0.003,) if lab.quick else RATES
+    seconds = 130.0 if lab.quick else SECONDS
+    trying = seconds if lab.quick else seconds / 2  # there is nothing to choose from
+    tried = [Case(label, rate, lab.seeds[0], trying) for label, rate in product(labels, rates)]
+    found = dict(zip(tried, lab.outcomes([case.trial(lab) for case in tried]), strict=True))
+    best = {
+        label: min((c for c in tried if c.label == label), key=lambda c: _final(found[c])).rate
+        for label in labels
+    }
+    cases = [Case(label, best[label], seed, seconds) for label, seed in product(labels, lab.seeds)]
+    outcomes = lab.outcomes([case.trial(lab) for case in cases])
+    return {
+        "rates": [_row(case, found[case]) for case in tried],
+        "final": [_row(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)],
+        "curves": [
+            {
+                "rule": case.label,
+                "seed": case.seed,
+                "seconds": row.time,
+                "epochs": row.epochs,
+                "bits": row.scores["bits"],
+            }
+            for case, outcome in zip(cases, outcomes, strict=True)
+            for row in outcome.rows
+        ],
+    }
+
+
+def _final(outcome: Outcome) -> float:
+    """The bits at the end; those of guessing where there is none."""
+    return GUESSING if outcome.is_diverged else outcome.last("bits")
+
+
+def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
+    return {
+        "rule": case.label,
+        "rate": case.rate,
+        "seed": case.seed,
+        "updates": outcome.updates,
+        "gradients": outcome.used,
+        "staleness": outcome.staleness,
+        "seconds": outcome.seconds,
+        "bits": _final(outcome),
+    }
+
+
+def seconds_to_serial(tables: Tables, label: str) -> float:
+    """Until a rule's mean curve is where that of serial training ends; NaN: never."""
+    _, bits = _curve(tables, "serial")
+    return when(_curve(tables, label), bits[-1], is_high=False)
+
+
+def _curve(tables: Tables, label: str) -> tuple[list[float], list[float]]:
+    """Time and bits of a rule, the mean over the seeds."""
+    own = [row for row in tables["curves"] if row["rule"] == label]
+    return mean_curve(own, "seconds", "bits")
+
+
+def draw(tables: Tables) -> Figure:
+    """Bits against time; bits against the rate, as they were tried."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    labels = list(dict.fromkeys(str(row["rule"]) for row in tables["final"]))
+    _draw_curves(left, tables, labels)
+    for number, label in enumerate(labels):
+        rates = picked(tables["rates"], "rate", rule=label)
+        bits = picked(tables["rates"], "bits", rule=label)
+        right.plot(rates, bits, "o-", color=f"C{number}", label=label)
+    tried = max(picked(tables["rates"], "seconds"))
+    right.set(xscale="log", xlabel="learning rate", title=f"each rate, after {tried:.0f} s")
+    right.grid(alpha=0.3)
+    return figure
+
+
+def _draw_curves(axes: Axes, tables: Tables, labels: list[str]) -> None:
+    rows = tables["curves"]
+    for number, label in enumerate(labels):
+        for seed in dict.fromkeys(row["seed"] for row in rows):
+            seconds = picked(rows, "seconds", rule=label, seed=seed)
+            bits = picked(rows, "bits", rule=label, seed=seed)
+            axes.plot(seconds, bits, color=f"C{number}", alpha=0.25, linewidth=0.8)
+        rate = picked(tables["final"], "rate", rule=label)[0]
+        axes.plot(*_curve(tables, label), color=f"C{number}", label=f"{label}, rate {rate:g}")
+    best = min(picked(rows, "bits"))
+    axes.set(xlabel="virtual time (s)", ylabel="bits per dimension, test images")
+    axes.set(ylim=(best - 0.1, GUESSING), title="at the best rate of each")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
+
+def tell(tables: Tables) -> str:
+    """Put it into words."""
+    final = tables["final"]
+    seeds = len({row["seed"] for row in final})
+    labels = list(dict.fromkeys(str(row["rule"]) for row in final))
+    rates = sorted(set(picked(tables["rates"], "rate")))
+    end = fmean(picked(final, "seconds", rule="serial"))
+    described = []
+    for label in labels:
+        bits = spread(picked(final, "bits", rule=label))
+        rate = picked(final, "rate", rule=label)[0]
+        reached = seconds_to_serial(tables, label)
+        when = "never" if isnan(reached) else f"after {reached:.0f} s"
+        described.append(f"{label} {bits} (rate {rate:g}; where serial ends: {when})")
+    serial_rate = picked(final, "rate", rule="serial")[0]
+    same = ", ".join(
+        f"{label} {picked(tables['rates'], 'bits', rule=label, rate=serial_rate)[0]:.2f}"
+        for label in labels
+    )
+    tried = max(picked(tables["rates"], "seconds"))
+    return (
+        f"{seeds} seeds, rates {', '.join(f'{rate:g}' for rate in rates)} tried for each. Bits per "
+        f"dimension after {end:.0f} s of virtual time: {'; '.join(described)}. All with serial's "
+        f"rate of {serial_rate:g}, after {tried:.0f} s, one seed: {same}."
+    )
+
+
+PIXELCNN = Experiment(
+    name="pixelcnn",
+    question="Is asynchronous training better than one machine, for a model that staleness hurts?",
+    expected=(
+        "Chen et al., PixelCNN on CIFAR-10, RMSProp with momentum, 4 images a gradient: "
+        "asynchronous training with 8 machines is worse than one machine, with 16 worse still; "
+        "7+1 and 15+1 synchronous machines come to what one machine reaches in the end (2.145) in "
+        "about a quarter of its time."
+    ),
+    measure=measure,
+    draw=draw,
+    tell=tell,
+)

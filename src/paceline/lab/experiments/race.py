@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Races: which rule is first to reach an accuracy, on given machines.
+
+Sixteen workers train the MNIST CNN with Adam at a fixed rate. Each rule has the best of three,
+tried with the first seed: parts of one that goes with the root of the gradients of an update. Where
+the target was reached between two looks at the accuracy, a straight line says when.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import inf, isnan, nan, sqrt
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.axes import Axes
+
+from paceline.lab.experiment import Lab, Rows
+from paceline.lab.experiments.settings import picked, spread
+from paceline.lab.problems.images import Digits
+from paceline.lab.recipe import Recipe
+from paceline.lab.train import Row
+from paceline.lab.trial import Outcome, Trial
+from paceline.spec import Late
+
+__all__ = [
+    "BATCH",
+    "RATE",
+    "WORKERS",
+    "Entrant",
+    "arrival",
+    "bars",
+    "digits",
+    "mean_seconds",
+    "outcome_words",
+    "race",
+]
+
+WORKERS = 16
+BATCH = 16
+RATE = 0.01  # of an update of all workers
+FACTORS = (0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A rule on machines."""
+
+    policy: str
+    gradients: int
+    """Of an update."""
+    latency: str
+    late: Late = "cancel"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and figures."""
+        return self.policy if self.late == "cancel" else f"{self.policy}, finish"
+
+    def trial(self, lab: Lab, factor: float, seed: int) -> Trial:
+        """Trained until it is there, or has used all of the data."""
+        return Trial(
+            problem=digits(lab.data, seed, quick=lab.quick),
+            recipe=Recipe(RATE * sqrt(self.gradients / WORKERS) * factor, method="adam"),
+            policy=self.policy,
+            workers=WORKERS,
+            latency=self.latency,
+            epochs=0.4 if lab.quick else 1.0,
+            late=self.late,
+            rows=12 if lab.quick else 30,
+            target=f"accuracy>={accuracy_wanted(lab)}",
+        )
+
+
+def accuracy_wanted(lab: Lab) -> float:
+    """The target of all races."""
+    return 0.8 if lab.quick else 0.9
+
+
+def digits(data: Path, seed: int, *, quick: bool) -> Digits:
+    """What is trained."""
+    return Digits(batch=BATCH, seed=seed, data=data, width=0.5, scored=1000 if quick else 2000)
+
+
+def race(lab: Lab, entrants: Sequence[Entrant]) -> Rows:
+    """When each of them was there, for each seed, at its best rate."""
+    factors = (0.3,) if lab.quick else FACTORS
+    tried = list(product(entrants, factors))
+    found = lab.outcomes([entrant.trial(lab, factor, lab.seeds[0]) for entrant, factor in tried])
+    by_pair = dict(zip(tried, found, strict=True))
+    wanted = accuracy_wanted(lab)
+    best = {
+        entrant: max(factors, key=lambda factor: _goodness(by_pair[entrant, factor], wanted))
+        for entrant in entrants
+    }
+    cases = list(product(entrants, lab.seeds))
+    trials = [entrant.trial(lab, best[entrant], seed) for entrant, seed in cases]
+    return [
+        {
+            "rule": entrant.label,
+            "rate": trial.recipe.rate_max,
+            "seed": seed,
+            "target": wanted,
+            **_result(outcome, wanted),
+        }
+        for (entrant, seed), trial, outcome in zip(cases, trials, lab.outcomes(trials), strict=True)
+    ]
+
+
+def _goodness(outcome: Outcome, wanted: float) -> tuple[float, float]:
+    """Sooner is better; among those who never get there, nearer."""
+    seconds = arrival(outcome.rows, wanted).time
+    return -inf if isnan(seconds) else -seconds, _accuracy(outcome.rows[-1])
+
+
+def _accuracy(row: Row) -> float:
+    return row.scores["accuracy"]
+
+
+def arrival(rows: Sequence[Row], wanted: float) -> Row:
+    """The row of the moment at which the target was reached; of NaN where it was not."""
+    for before, after in pairwise(rows):
+        low, high = _accuracy(before), _accuracy(after)
+        if high >= wanted:
+            part = max(0.0, (wanted - low) / (high - low)) if high > low else 1.0
+            return Row(
+                before.time + part * (after.time - before.time),
+                round(before.update + part * (after.update - before.update)),
+                before.epochs + part * (after.epochs - before.epochs),
+                {"accuracy": wanted},
+            )
+    return Row(nan, 0, nan, {"accuracy": nan})
+
+
+def _result(outcome: Outcome, wanted: float) -> dict[str, float | str]:
+    there = arrival(outcome.rows, wanted)
+    return {
+        "seconds": there.time,
+        "updates": there.update if there.update else nan,
+        "epochs": there.epochs,
+        "accuracy": nan if outcome.is_diverged else _accuracy(outcome.rows[-1]),
+        "staleness": outcome.staleness,
+        "used": outcome.used,
+        "dropped": outcome.dropped,
+        "cancelled": outcome.cancelled,
+    }
+
+
+# ---------------------------------------------------------------------------- what was seen of it
+
+
+def mean_seconds(rows: Rows, rule: str) -> float:
+    """Until a rule was there; NaN: with one of the seeds it never was."""
+    return fmean(picked(rows, "seconds", rule=rule))
+
+
+def outcome_words(rows: Rows) -> str:
+    """How long each took."""
+    parts = []
+    for rule in dict.fromkeys(str(row["rule"]) for row in rows):
+        seconds = picked(rows, "seconds", rule=rule)
+        there = [s for s in seconds if not isnan(s)]
+        if len(there) == len(seconds):
+            parts.append(f"{rule} {spread(seconds, 0)} s")
+        else:
+            parts.append(f"{rule} not with {len(seconds) - len(there)} of {len(seconds)} seeds")
+    return ", ".join(parts)
+
+
+def bars(axes: Axes, rows: Rows) -> None:
+    """The time of each rule, a bar from the mean, a dot for each seed."""
+    rules = list(dict.fromkeys(str(row["rule"]) for row in rows))[::-1]
+    for place, rule in enumerate(rules):
+        seconds = [s for s in picked(rows, "seconds", rule=rule) if not isnan(s)]
+        if seconds:
+            axes.barh(place, fmean(seconds), color="C0", alpha=0.5)
+            axes.plot(seconds, [place] * len(seconds), "k.", markersize=4)
+        if len(seconds) < len(picked(rows, "seconds", rule=rule)):
+            axes.text(max(seconds, default=0.0), place, " not always there", va="center")
+    axes.set_yticks(range(len(rules)), rules)
+    axes.set(xlabel=f"virtual time (s) to {float(rows[0]['target']):.0%}", xlim=(0, None))
+    axes.grid(alpha=0.3, axis="x")

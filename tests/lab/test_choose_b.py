@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Choosing b: a few backups pay, many do not, and the planner's choice costs little."""
+
+from math import isnan
+
+import numpy as np
+import pytest
+
+from paceline.lab.experiments.choose_b import CHOOSE_B, reached
+from paceline.lab.experiments.settings import picked
+from paceline.lab.train import Row
+from paceline.lab.trial import Outcome
+
+
+def outcome(*accuracies):
+    rows = [Row(2.0 * i, 10 * i, 0.1 * i, {"accuracy": a}) for i, a in enumerate(accuracies)]
+    return Outcome(
+        rows=rows,
+        is_diverged=False,
+        updates=rows[-1].update,
+        seconds=rows[-1].time,
+        staleness=0,
+        used=1,
+        dropped=0,
+        cancelled=0,
+    )
+
+
+def test_a_target_is_reached_between_two_rows():
+    assert reached(outcome(0.1, 0.5, 0.7), 0.6) == pytest.approx((15, 3))
+    assert reached(outcome(0.1, 0.6), 0.6) == pytest.approx((10, 2))
+
+
+def test_the_first_time_counts():
+    assert reached(outcome(0.1, 0.7, 0.5, 0.9), 0.7) == pytest.approx((10, 2))
+
+
+def test_a_target_that_is_not_reached_has_no_time():
+    assert all(isnan(value) for value in reached(outcome(0.1, 0.5), 0.6))
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_few_backups_pay_many_do_not_and_the_planner_knows(quick):
+    tables = CHOOSE_B.measure(quick)
+    half, whole = (picked(tables["updates"], "updates", needed=n)[0] for n in (10, 20))
+    assert 1.3 * whole < half < 2.6 * whole  # fewer gradients, more updates
+    for late in ("cancel", "finish"):
+        seconds = picked(tables["predicted"], f"{late}_s")
+        assert 0 < int(np.argmin(seconds)) < 5
+    few, many = (picked(tables["direct"], "seconds", backups=b)[0] for b in (1, 10))
+    assert few < 0.8 * many
+    for row in tables["direct"]:
+        assert row["seconds"] == pytest.approx(row["product_s"], rel=0.3)
+    assert len(tables["choices"]) == 3
+    for row in tables["choices"]:
+        assert row["cost_percent"] < 10
+    assert "the planner chooses" in CHOOSE_B.tell(tables)
+    assert len(CHOOSE_B.draw(tables).axes) == 3
