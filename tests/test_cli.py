@@ -7,8 +7,10 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from shlex import split
+from types import ModuleType
 from typing import NamedTuple
 
 import msgspec
@@ -672,6 +674,11 @@ def test_a_plan_without_computation_time_is_answered_or_refused(call: Call) -> N
 # ---- how it ends ----
 
 
+def module(verb: str) -> ModuleType:
+    """In `paceline.cli` the same name is the verb, until the module is imported."""
+    return import_module(f"paceline.cli.{verb}")
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -687,7 +694,7 @@ def test_every_kind_of_error_ends_with_its_code(
     def fail(**options: object) -> None:
         raise error
 
-    monkeypatch.setattr("paceline.cli.simulate.run", fail)
+    monkeypatch.setattr(module("simulate"), "run", fail)
     assert str(error) in one_line(call("simulate"), code)
 
 
@@ -695,7 +702,7 @@ def test_an_interrupt_ends_with_130(call: Call, monkeypatch: pytest.MonkeyPatch)
     def interrupt(**options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.cli.simulate.run", interrupt)
+    monkeypatch.setattr(module("simulate"), "run", interrupt)
     answer = call("simulate")
     assert answer.code == 130
     assert answer.out == ""
@@ -723,7 +730,7 @@ def test_the_installed_script_ends_with_the_code(words: list[str], code: int) ->
 def test_progress_is_shown_on_standard_error_when_it_takes_long(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.show.PATIENCE_S", 0.0)
+    monkeypatch.setattr(module("show"), "PATIENCE_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     answer = call("simulate", *SMALL, "-p", "sync", "--json")
@@ -738,7 +745,7 @@ def test_a_progress_that_nobody_watches_is_silent(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Standard error is no terminal here, as in a job whose output goes to a file."""
-    monkeypatch.setattr("paceline.cli.show.PATIENCE_S", 0.0)
+    monkeypatch.setattr(module("show"), "PATIENCE_S", 0.0)
     assert call("simulate", *SMALL, "-p", "sync").err == ""
 
 
