@@ -27,6 +27,20 @@ SET_BY_OTHERS = (
 )
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Count the lines of core and simulator in their own tests alone, and not in the long ones.
+
+    It triples the time of a simulation. The marker of pytest-cov has no effect under pytest-xdist.
+    """
+    counter = sys.gettrace()
+    is_theirs = {"core", "sim"} & set(item.path.relative_to(Path(__file__).parent).parts)
+    if not is_theirs or item.get_closest_marker("uncounted"):
+        sys.settrace(None)
+    yield
+    sys.settrace(counter)
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left_behind() -> Iterator[None]:
     before = set(threading.enumerate())

@@ -337,6 +337,7 @@ def test_law_7_whoever_is_asked_goes_on_with_the_newest_version(policy, seed):
         for action in actions:
             if not isinstance(action, SendParams):
                 continue
+            assert cluster.version - rule.versions_kept < action.version <= cluster.version
             update = members[action.worker].work.update
             if rule.name == "delayed":
                 assert cluster.version < update <= cluster.version + 1 + rule.k

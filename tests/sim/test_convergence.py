@@ -124,6 +124,14 @@ def test_the_noise_scale_is_found_in_the_norms_of_a_trace(batches):
     assert found == pytest.approx(250, rel=0.1)
 
 
+def test_gradients_that_were_dropped_tell_nothing_of_noise():
+    trace = simulate("backup:1", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=300))
+
+    found = estimate_noise_scale(with_norms(trace, noise=500.0, signal=2.0, batches=[32] * 4))
+
+    assert found == pytest.approx(250, rel=0.1)
+
+
 def test_a_gradient_that_drowns_in_noise_has_an_infinite_noise_scale():
     trace = simulate("sync", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=2))
     opposite = [

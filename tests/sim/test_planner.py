@@ -26,6 +26,8 @@ GRID = [
 ]
 WORKERS = 8
 
+long = pytest.mark.uncounted
+
 
 @cache
 def planned(latency, late="cancel"):
@@ -33,6 +35,7 @@ def planned(latency, late="cancel"):
     return plan(Cluster.parse(latency), spec, every_gradient_counts(WORKERS, 1000))
 
 
+@long
 @pytest.mark.parametrize("late", ["cancel", "finish"])
 @pytest.mark.parametrize("latency", GRID)
 @pytest.mark.parametrize("backups", [0, 1, 3])
@@ -160,6 +163,7 @@ def test_with_a_network_the_full_simulator_plans():
     assert done[-1] == 1.0
 
 
+@long
 def test_updates_that_had_to_do_with_fewer_count_for_less():
     """With half of the workers dead, sync makes updates of half the size: twice the time."""
     dead = Cluster.parse("exp:1ms,shift=50ms", faults="kill 0 at 0s; kill 1 at 0s")
@@ -173,6 +177,7 @@ def test_updates_that_had_to_do_with_fewer_count_for_less():
     assert half.cheapest is None
 
 
+@long
 def test_seeds_agree_within_their_intervals_where_slowness_lasts():
     """The replicates are independent runs; stretches of one run would be far too sure."""
     cluster = Cluster.parse("50ms + exp:5ms; phases x3 for 6s every 60s")
@@ -213,3 +218,8 @@ def test_a_cluster_that_dies_out_cannot_be_planned_for():
 
     with pytest.raises(SpecError, match="must return"):
         plan(cluster, RunSpec(workers=2), every_gradient_counts(2, 1000))
+
+
+def test_where_computation_takes_no_time_there_is_nothing_to_plan():
+    with pytest.raises(SpecError, match="takes no time"):
+        plan(Cluster.parse("0s"), RunSpec(workers=2), every_gradient_counts(2, 1000))

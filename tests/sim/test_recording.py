@@ -117,6 +117,16 @@ def test_a_time_longer_than_all_that_was_seen_keeps_its_bound():
     assert "1 are only known to be longer" in recording.left_to_chance()
 
 
+def test_where_longer_ones_were_finished_no_time_is_only_a_bound():
+    cluster = Cluster.parse("1s; worker 1 x1.5", faults="kill 0 at 3.1s")
+    trace = simulate("backup:1", cluster, RunSpec(workers=2, steps=5))
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    assert recording.drawn > 0
+    assert recording.left_to_chance().endswith(f"{recording.drawn} are drawn from longer ones")
+
+
 def test_travel_counts_where_the_new_simulation_has_no_network():
     cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms")
     trace = simulate("sync", cluster, RunSpec(workers=2, steps=3))

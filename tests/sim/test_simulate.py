@@ -22,6 +22,8 @@ UNEVEN = "exp:20ms,shift=50ms; worker 2 x3; phases x4 for 1s every 3s"
 NETWORK = "model=1MB,bandwidth=100MB,delay=1ms"
 FAULTS = "kill 1 at 200ms for 1s; kill any every 2s for 500ms; freeze 0 at 1s for 300ms"
 
+long = pytest.mark.uncounted
+
 
 def whole(policy, cluster, **spec):
     trace = simulate(policy, cluster, RunSpec(**{"workers": 4, "steps": 40, "seed": 5} | spec))
@@ -132,6 +134,7 @@ def test_a_whole_small_trace():
     ]
 
 
+@long
 @pytest.mark.parametrize(
     ("policy", "late", "limit_ms"),
     [
@@ -266,6 +269,20 @@ def test_until_after_the_end_changes_nothing():
     assert simulate("sync", cluster, spec, until=100.0).records[-1] == Ended(3.0, 3)
 
 
+@pytest.mark.parametrize("faults", ["", "kill 2 at 10ms for 1.4s"])
+def test_what_happens_while_the_last_are_told_to_stop_changes_nothing(faults):
+    """The run ends after 1 s and two ways; worker 1 hears of it and answers half a second later."""
+    network = "model=1,bandwidth=1GB,delay=150ms"
+    cluster = Cluster.parse("1s; worker 1 x9", network, faults)
+    spec = RunSpec(workers=3, steps=1)
+
+    trace = simulate("backup:2", cluster, spec, until=1.4)
+
+    audit(trace)
+    assert trace.records[-1].t == pytest.approx(1.3)
+    assert not any(isinstance(record, Joined) and record.t > 1 for record in trace.records)
+
+
 def test_progress_is_told_update_by_update_by_both_ways():
     spec = RunSpec(workers=2, steps=5)
 
@@ -275,6 +292,7 @@ def test_progress_is_told_update_by_update_by_both_ways():
         assert told == [1, 2, 3, 4, 5]
 
 
+@long
 def test_ten_thousand_workers_run():
     cluster = Cluster.parse("exp:20ms,shift=50ms; phases x3 for 5s every 60s")
 

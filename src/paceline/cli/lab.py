@@ -94,6 +94,7 @@ class _Shown:
         )
         self._task = self._bar.add_task(name, total=1.0)
         self._began = self._told = monotonic()
+        self._of = 0
 
     def __enter__(self) -> "_Shown":
         self._bar.start()
@@ -110,8 +111,11 @@ class _Shown:
     def __call__(self, done: int, of: int, share: float) -> None:
         """So many trials are done, and this share of all the work."""
         text = f"{self._name}: {done} of {of} trials"
-        self._bar.update(self._task, description=text, completed=share)
         now = monotonic()
+        if of != self._of:  # others than before, of which nothing has been done yet
+            self._of, self._began = of, now
+            self._bar.reset(self._task)
+        self._bar.update(self._task, description=text, completed=share)
         if self._bar.disable and now - self._told > self.LINE_EVERY_S and share > 0:
             left = (now - self._began) * (1 / share - 1)
             print(f"{text}, {share:.0%}; {left / 60:.0f} min left", file=sys.stderr, flush=True)

@@ -153,7 +153,7 @@ class Shell:
         worker.computed = False
         worker.stage += 1
         if self._cluster.network is None:
-            self._compute(worker, worker.stage)
+            self._compute(worker)
         else:
             self._engine.at(self._engine.now + self._delay, self._pull, worker, worker.stage)
 
@@ -163,16 +163,16 @@ class Shell:
 
             def done() -> None:
                 worker.pulled_bytes, worker.transfer = size, None
-                self._compute(worker, stage)
+                self._compute(worker)
 
             worker.transfer = self._down.begin(size, done)
 
-    def _compute(self, worker: Worker, stage: int) -> None:
-        if worker.stage == stage:
-            worker.computing = True
-            worker.began = max(self._engine.now, worker.frozen_until)
-            worker.compute_s = worker.times.take(worker.began)
-            self._engine.at(worker.began + worker.compute_s, self._on_computed, worker, stage)
+    def _compute(self, worker: Worker) -> None:
+        worker.computing = True
+        worker.began = max(self._engine.now, worker.frozen_until)
+        worker.compute_s = worker.times.take(worker.began)
+        ends = worker.began + worker.compute_s
+        self._engine.at(ends, self._on_computed, worker, worker.stage)
 
     def _on_computed(self, worker: Worker, stage: int) -> None:
         if worker.stage != stage:
