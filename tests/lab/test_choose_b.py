@@ -1,42 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Choosing b: a few backups pay, many do not, and the planner's choice costs little."""
 
-from math import isnan
-
 import numpy as np
 import pytest
 
-from paceline.lab.experiments.choose_b import CHOOSE_B, reached
+from paceline.lab.experiments.choose_b import CHOOSE_B
 from paceline.lab.experiments.settings import picked
-from paceline.lab.train import Row
-from paceline.lab.trial import Outcome
-
-
-def outcome(*accuracies):
-    rows = [Row(2.0 * i, 10 * i, 0.1 * i, {"accuracy": a}) for i, a in enumerate(accuracies)]
-    return Outcome(
-        rows=rows,
-        is_diverged=False,
-        updates=rows[-1].update,
-        seconds=rows[-1].time,
-        staleness=0,
-        used=1,
-        dropped=0,
-        cancelled=0,
-    )
-
-
-def test_a_target_is_reached_between_two_rows():
-    assert reached(outcome(0.1, 0.5, 0.7), 0.6) == pytest.approx((15, 3))
-    assert reached(outcome(0.1, 0.6), 0.6) == pytest.approx((10, 2))
-
-
-def test_the_first_time_counts():
-    assert reached(outcome(0.1, 0.7, 0.5, 0.9), 0.7) == pytest.approx((10, 2))
-
-
-def test_a_target_that_is_not_reached_has_no_time():
-    assert all(isnan(value) for value in reached(outcome(0.1, 0.5), 0.6))
 
 
 @pytest.mark.usefixtures("mnist")

@@ -5,8 +5,8 @@ from math import isnan, nan
 
 import pytest
 
-from paceline.lab.experiments.curves import mean_curve, when
-from paceline.lab.experiments.race import arrival, mean_seconds, outcome_words
+from paceline.lab.experiments.curves import mean_curve, reached, when
+from paceline.lab.experiments.race import mean_seconds, outcome_words
 from paceline.lab.train import Row
 
 
@@ -18,13 +18,16 @@ def rows_of(*accuracies):
 
 
 def test_who_gets_there_between_two_looks_is_placed_on_the_line_between_them():
-    there = arrival(rows_of(0.1, 0.5, 0.9, 0.7), 0.8)
-    assert (there.time, there.update) == (pytest.approx(17.5), 7)
-    assert there.epochs == pytest.approx(0.175)
+    assert reached(rows_of(0.1, 0.5, 0.9, 0.7), 0.8) == pytest.approx((17.5, 7, 0.175))
+    assert reached(rows_of(0.1, 0.5), 0.5) == pytest.approx((10, 4, 0.1))
+
+
+def test_the_first_time_counts():
+    assert reached(rows_of(0.1, 0.7, 0.5, 0.9), 0.7) == pytest.approx((10, 4, 0.1))
 
 
 def test_who_never_gets_there_has_no_time():
-    assert isnan(arrival(rows_of(0.1, 0.5), 0.8).time)
+    assert all(isnan(value) for value in reached(rows_of(0.1, 0.5), 0.8))
     rows = [{"rule": "a", "seconds": nan, "seed": 0}, {"rule": "a", "seconds": 3.0, "seed": 1}]
     assert isnan(mean_seconds(rows, "a"))
     assert outcome_words(rows) == "a not with 1 of 2 seeds"

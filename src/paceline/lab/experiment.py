@@ -17,7 +17,7 @@ from paceline.files import written_whole
 from paceline.lab.bench import Bench, Progress
 from paceline.lab.trial import Outcome, Trial
 
-__all__ = ["Experiment", "Lab", "Rows", "Tables", "make_again", "run_experiment"]
+__all__ = ["Experiment", "Lab", "Rows", "Tables", "make_again", "read_tables", "run_experiment"]
 
 Rows = list[dict[str, float | str]]
 """A table: each row has the same columns."""
@@ -71,11 +71,7 @@ def run_experiment(experiment: Experiment, lab: Lab, out: Path) -> str:
 def make_again(experiment: Experiment, out: Path) -> str:
     """Make the figure and the paragraph from the tables that are there; return the paragraph."""
     folder = out / experiment.name
-    tables = {path.stem: _read_rows(path) for path in sorted(folder.glob("*.csv"))}
-    if not tables:
-        raise SpecError(
-            f"there are no tables in {folder}; measure first: paceline lab run {experiment.name}"
-        )
+    tables = read_tables(folder)
     paragraph = "\n\n".join(
         [
             f"**{experiment.question}**",
@@ -89,6 +85,16 @@ def make_again(experiment: Experiment, out: Path) -> str:
     with written_whole(folder / "README.md") as partial:
         partial.write_text(f"# {experiment.name}\n\n{paragraph}\n", encoding="utf-8")
     return paragraph
+
+
+def read_tables(folder: Path) -> Tables:
+    """The tables that an experiment has left in its folder."""
+    tables = {path.stem: _read_rows(path) for path in sorted(folder.glob("*.csv"))}
+    if not tables:
+        raise SpecError(
+            f"there are no tables in {folder}; measure first: paceline lab run {folder.name}"
+        )
+    return tables
 
 
 def _write_rows(path: Path, rows: Rows) -> None:

@@ -9,8 +9,7 @@ Then the planner chooses b from a short pilot, and we look at what its choice co
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
-from math import nan
+from itertools import product
 from statistics import fmean
 
 import numpy as np
@@ -18,12 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiments.curves import Moment, reached
 from paceline.lab.experiments.settings import CHEN, picked, spread
 from paceline.lab.law import Law
 from paceline.lab.pilot import with_norms
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Trial
 from paceline.latency import Recorded, parse_latency
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
@@ -40,7 +40,7 @@ from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
 from paceline.watch.trace import Trace
 
-__all__ = ["CHOOSE_B", "reached"]
+__all__ = ["CHOOSE_B"]
 
 Row = dict[str, float | str]
 
@@ -125,19 +125,6 @@ def _trial(lab: Lab, scale: Scale, workers: int, backups: int, seed: int) -> Tri
     )
 
 
-def reached(outcome: Outcome, target: float) -> tuple[float, float]:
-    """Updates and seconds until the accuracy was there, in a straight line between two rows."""
-    for before, after in pairwise(outcome.rows):
-        least, most = before.scores["accuracy"], after.scores["accuracy"]
-        if most >= target > least:
-            part = (target - least) / (most - least)
-            return (
-                before.update + part * (after.update - before.update),
-                before.time + part * (after.time - before.time),
-            )
-    return nan, nan
-
-
 # ----------------------------------------------------------------------------------- measurements
 
 
@@ -148,10 +135,10 @@ def measure(lab: Lab) -> Tables:
     counted = [(needed, 0, seed) for needed, seed in product(scale.needed, seeds)]
     direct = [(scale.workers, backups, seed) for backups, seed in product(scale.backups, seeds)]
     outcomes = lab.outcomes([_trial(lab, scale, *case) for case in counted + direct])
-    found = [reached(outcome, scale.target) for outcome in outcomes]
+    found = [reached(outcome.rows, scale.target) for outcome in outcomes]
     updates: Rows = [
-        {"needed": needed, "seed": seed, "updates": count}
-        for (needed, _, seed), (count, _) in zip(counted, found, strict=False)
+        {"needed": needed, "seed": seed, "updates": there.updates}
+        for (needed, _, seed), there in zip(counted, found, strict=False)
     ]
     columns = (np.array(picked(updates, name)) for name in ("needed", "seed", "updates"))
     law = Law.of(*columns)
@@ -169,8 +156,8 @@ def measure(lab: Lab) -> Tables:
         ],
         "predicted": predicted,
         "direct": [
-            _checked(backups, seed, times, updates, predicted)
-            for (_, backups, seed), times in zip(direct, found[len(counted) :], strict=True)
+            _checked(backups, seed, there, updates, predicted)
+            for (_, backups, seed), there in zip(direct, found[len(counted) :], strict=True)
         ],
         "choices": list(_choices(lab, scale, updates, predicted)),
     }
@@ -200,9 +187,7 @@ def _predicted(law: Law, scale: Scale) -> Rows:
     ]
 
 
-def _checked(
-    backups: int, seed: int, found: tuple[float, float], updates: Rows, predicted: Rows
-) -> Row:
+def _checked(backups: int, seed: int, there: Moment, updates: Rows, predicted: Rows) -> Row:
     """A direct training, beside the product of what `sync` with N workers and the simulator say."""
     [step_s] = picked(predicted, "cancel_step_s", backups=backups)
     [needed] = picked(predicted, "needed", backups=backups)
@@ -210,8 +195,8 @@ def _checked(
     return {
         "backups": backups,
         "seed": seed,
-        "updates": found[0],
-        "seconds": found[1],
+        "updates": there.updates,
+        "seconds": there.seconds,
         "product_s": count * step_s,
     }
 

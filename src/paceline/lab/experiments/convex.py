@@ -142,16 +142,16 @@ def draw(tables: Tables) -> Figure:
     known = _constants(tables)
     for number, k in enumerate([*ks, ASYNC]):
         label, color = (f"K = {k:g}" if k else "async"), f"C{number}"
-        left.plot(*_curve(rows, k, "updates"), color=color, label=label)
+        left.plot(*_curve(rows, k, "updates"), color=color)
         seconds, gaps = _curve(rows, k, "seconds")
-        middle.plot(seconds[1:], gaps[1:], color=color)  # time 0 is nowhere on this axis
+        middle.plot(seconds[1:], gaps[1:], color=color, label=label)  # time 0 is nowhere here
         if k:
             updates, gaps = _curve(rows, k, "updates")
             bounds = [bound(int(k), at, gaps[0], known) for at in updates]
             left.plot(updates, bounds, color=color, linestyle=":", linewidth=1)
     left.set(xlabel="updates", ylabel="F(w) - F*", yscale="log", title="dotted: the bounds")
     middle.set(xlabel="virtual time (s)", yscale="log", xscale="log", title=LATENCY)
-    left.legend(frameon=False, fontsize="small", ncols=2)
+    middle.legend(frameon=False, loc="lower left")
     floors = [floor(tables, k) for k in ks]
     right.plot(ks, floors, "o-", label="floor")
     limits = [bound(int(k), float("inf"), 0.0, known) for k in ks]

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Curves of several seeds, as one."""
+"""What curves tell: several seeds as one, and when a target was reached."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from math import nan
 from statistics import fmean
+from typing import NamedTuple
 
 from paceline.lab.experiment import Rows
+from paceline.lab.train import Row
 
-__all__ = ["mean_curve", "when"]
+__all__ = ["Moment", "mean_curve", "reached", "when"]
 
 
 def mean_curve(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
@@ -28,3 +32,22 @@ def when(curve: tuple[list[float], list[float]], target: float, *, is_high: bool
         if (y >= target) if is_high else (y <= target):
             return x
     return nan
+
+
+class Moment(NamedTuple):
+    """When something happened in a trial; all are NaN where it did not."""
+
+    seconds: float
+    updates: float
+    epochs: float
+
+
+def reached(rows: Sequence[Row], accuracy: float) -> Moment:
+    """When there was such an accuracy first, in a straight line between two rows."""
+    for before, after in pairwise(rows):
+        low, high = before.scores["accuracy"], after.scores["accuracy"]
+        if low < accuracy <= high:
+            part = (accuracy - low) / (high - low)
+            ends = zip(before[:3], after[:3], strict=True)
+            return Moment(*(float(begin + part * (end - begin)) for begin, end in ends))
+    return Moment(nan, nan, nan)

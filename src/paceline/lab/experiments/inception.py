@@ -10,18 +10,19 @@ weights.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import isnan, nan
+from math import isnan
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiment import Experiment, Lab, Tables
+from paceline.lab.experiments.curves import mean_curve, when
 from paceline.lab.experiments.settings import CHEN, picked, spread
 from paceline.lab.problems.images import Photographs
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Outcome, Trial
 
-__all__ = ["INCEPTION"]
+__all__ = ["INCEPTION", "curve"]
 
 BACKUPS = {8: 1, 25: 2, 50: 3, 100: 6}  # as many as the paper has, for each number of workers
 RATE = 0.006  # for each gradient of an update
@@ -174,9 +175,7 @@ def draw(tables: Tables) -> Figure:
     panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, workers in zip(panels, sizes, strict=True):
         for number, label in enumerate(dict.fromkeys(str(row["rule"]) for row in rows)):
-            points = _mean_curve(rows, workers, label)
-            if points:
-                axes.plot(*zip(*points, strict=True), color=f"C{number}", label=label)
+            axes.plot(*curve(tables, workers, label), color=f"C{number}", label=label)
         axes.set(xlabel="virtual time (s)", title=f"{workers:g} workers")
         axes.grid(alpha=0.3)
     panels[0].set(ylabel="test accuracy")
@@ -184,17 +183,10 @@ def draw(tables: Tables) -> Figure:
     return figure
 
 
-def _mean_curve(rows: Rows, workers: float, label: str) -> list[tuple[float, float]]:
-    """Time and accuracy, each the mean over the seeds."""
-    own = [row for row in rows if row["workers"] == workers and row["rule"] == label]
-    by_seed = [
-        [(float(row["seconds"]), float(row["accuracy"])) for row in own if row["seed"] == seed]
-        for seed in dict.fromkeys(row["seed"] for row in own)
-    ]
-    return [
-        (fmean(time for time, _ in together), fmean(accuracy for _, accuracy in together))
-        for together in zip(*by_seed, strict=False)  # one that diverged ends sooner
-    ]
+def curve(tables: Tables, workers: float, label: str) -> tuple[list[float], list[float]]:
+    """Time and accuracy of a rule, the mean over the seeds."""
+    own = [r for r in tables["curves"] if (r["workers"], r["rule"]) == (workers, label)]
+    return mean_curve(own, "seconds", "accuracy")
 
 
 def target(tables: Tables, workers: float) -> float:
@@ -204,9 +196,7 @@ def target(tables: Tables, workers: float) -> float:
 
 def seconds_to_target(tables: Tables, workers: float, label: str) -> float:
     """Until the mean curve has reached it; NaN: never."""
-    wanted = target(tables, workers)
-    points = _mean_curve(tables["curves"], workers, label)
-    return next((time for time, accuracy in points if accuracy >= wanted), nan)
+    return when(curve(tables, workers, label), target(tables, workers), is_high=True)
 
 
 def tell(tables: Tables) -> str:
@@ -220,13 +210,13 @@ def tell(tables: Tables) -> str:
             accuracy = [100 * a for a in picked(final, "accuracy", workers=workers, rule=label)]
             seconds = fmean(picked(final, "seconds", workers=workers, rule=label))
             reached = seconds_to_target(tables, workers, label)
-            when = "never" if isnan(reached) else f"{reached:.0f} s"
-            described.append(
-                f"{label} {spread(accuracy, 1)} % after {seconds:.0f} s (there as good as async in "
-                f"the end after: {when})"
-            )
+            there = "never" if isnan(reached) else f"after {reached:.0f} s"
+            described.append(f"{label} {spread(accuracy, 1)} % after {seconds:.0f} s ({there})")
         parts.append(f"{workers:g} workers: " + "; ".join(described))
-    return f"{seeds} seeds, {EPOCHS:g} epochs of data for every rule. " + ". ".join(parts) + "."
+    return (
+        f"{seeds} seeds, {EPOCHS:g} epochs of data for every rule; in brackets, when it was as "
+        f"good as async is in the end. {'. '.join(parts)}."
+    )
 
 
 INCEPTION = Experiment(

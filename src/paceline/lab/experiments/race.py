@@ -8,18 +8,18 @@ the target was reached between two looks at the accuracy, a straight line says w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
-from math import inf, isnan, nan, sqrt
+from itertools import product
+from math import inf, isnan, sqrt
 from pathlib import Path
 from statistics import fmean
 
 from matplotlib.axes import Axes
 
 from paceline.lab.experiment import Lab, Rows
+from paceline.lab.experiments.curves import reached
 from paceline.lab.experiments.settings import picked, spread
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
-from paceline.lab.train import Row
 from paceline.lab.trial import Outcome, Trial
 from paceline.spec import Late
 
@@ -28,7 +28,6 @@ __all__ = [
     "RATE",
     "WORKERS",
     "Entrant",
-    "arrival",
     "bars",
     "digits",
     "mean_seconds",
@@ -109,36 +108,14 @@ def race(lab: Lab, entrants: Sequence[Entrant]) -> Rows:
 
 def _goodness(outcome: Outcome, wanted: float) -> tuple[float, float]:
     """Sooner is better; among those who never get there, nearer."""
-    seconds = arrival(outcome.rows, wanted).time
-    return -inf if isnan(seconds) else -seconds, _accuracy(outcome.rows[-1])
-
-
-def _accuracy(row: Row) -> float:
-    return row.scores["accuracy"]
-
-
-def arrival(rows: Sequence[Row], wanted: float) -> Row:
-    """The row of the moment at which the target was reached; of NaN where it was not."""
-    for before, after in pairwise(rows):
-        low, high = _accuracy(before), _accuracy(after)
-        if high >= wanted:
-            part = max(0.0, (wanted - low) / (high - low)) if high > low else 1.0
-            return Row(
-                before.time + part * (after.time - before.time),
-                round(before.update + part * (after.update - before.update)),
-                before.epochs + part * (after.epochs - before.epochs),
-                {"accuracy": wanted},
-            )
-    return Row(nan, 0, nan, {"accuracy": nan})
+    seconds = reached(outcome.rows, wanted).seconds
+    return -inf if isnan(seconds) else -seconds, outcome.rows[-1].scores["accuracy"]
 
 
 def _result(outcome: Outcome, wanted: float) -> dict[str, float | str]:
-    there = arrival(outcome.rows, wanted)
     return {
-        "seconds": there.time,
-        "updates": there.update if there.update else nan,
-        "epochs": there.epochs,
-        "accuracy": nan if outcome.is_diverged else _accuracy(outcome.rows[-1]),
+        **reached(outcome.rows, wanted)._asdict(),
+        "accuracy": outcome.last("accuracy"),
         "staleness": outcome.staleness,
         "used": outcome.used,
         "dropped": outcome.dropped,
