@@ -110,11 +110,11 @@ def test_all_layers_of_a_model_are_told():
 # --------------------------------------------------------------------------------- weight norm
 
 
-def test_weight_norm_begins_as_the_plain_convolution():
+def test_weight_norm_begins_as_a_plain_convolution_with_the_same_weights():
     torch.manual_seed(0)
     conv = WeightNormConv2d(2, 5, 3, padding=1)
-    torch.manual_seed(0)
     other = nn.Conv2d(2, 5, 3, padding=1)
+    other.load_state_dict({"weight": conv.weight, "bias": conv.bias})
     x = torch.randn(2, 2, 6, 6)
     torch.testing.assert_close(conv(x), other(x))
 

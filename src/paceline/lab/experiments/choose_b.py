@@ -44,7 +44,7 @@ __all__ = ["CHOOSE_B"]
 
 Row = dict[str, float | str]
 
-RATE = 0.001  # for each sample of an update
+RATE = 0.0005  # for each sample of an update
 AVERAGED = 1000  # samples that the moving average of the weights reaches back over
 SCORED_EVERY = 400  # samples
 PILOT = 50  # updates
@@ -89,7 +89,7 @@ QUICK = Scale(
     needed=(10, 19, 20),
     backups=(0, 1, 10),
     repeats=1,
-    target=0.6,
+    target=0.85,
     scored=300,
     width=0.5,
     rounds=1000,

@@ -69,11 +69,13 @@ class WeightNormConv2d(nn.Conv2d):
     """A convolution whose kernels have a direction and a length that are learnt apart.
 
     The kernel of an output channel is gain * weight / |weight| (Salimans and Kingma 2016). It
-    begins as that of a plain convolution. Unlike torch's parametrization it can be pickled.
+    begins as that of a convolution whose first weights are He's, which a ReLU is to follow. Unlike
+    torch's parametrization it can be pickled.
     """
 
     def __init__(self, inputs: int, outputs: int, size: int, padding: int = 0) -> None:
         super().__init__(inputs, outputs, size, padding=padding)
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
         self.gain = nn.Parameter(self._lengths().detach())
 
     def _lengths(self) -> Tensor:
