@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Tables
 from paceline.lab.experiments.curves import mean_curve, when
-from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.settings import CHEN, FACTORS, picked, spread
 from paceline.lab.problems.images import Photographs
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Outcome, Trial
@@ -26,7 +26,6 @@ __all__ = ["INCEPTION", "curve"]
 
 BACKUPS = {8: 1, 25: 2, 50: 3, 100: 6}  # as many as the paper has, for each number of workers
 RATE = 0.006  # for each gradient of an update
-FACTORS = (0.1, 1 / 3, 1.0, 3.0)
 EPOCHS, TRYING = 1.5, 0.5
 
 

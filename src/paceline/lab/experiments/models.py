@@ -2,7 +2,7 @@
 """Is it the same for other models? A language model of two kinds, a GAN, and a policy that plays.
 
 All rules use as much data, on the same machines, and Adam. The learning rate of each is the best of
-three, each tried once with half of the data: around one that goes with the square root of the
+four, each tried once with half of the data: around one that goes with the square root of the
 gradients of an update.
 """
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, when
-from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.settings import CHEN, FACTORS, picked, spread
 from paceline.lab.problem import Problem
 from paceline.lab.problems.cartpole import CartPole
 from paceline.lab.problems.gan import DrawnDigits
@@ -28,7 +28,6 @@ from paceline.lab.trial import Outcome, Trial
 __all__ = ["MODELS"]
 
 WORKERS = 16
-FACTORS = (1 / 3, 1.0, 3.0)
 RULES = {"sync": 16, "backup:1": 15, "softsync:4": 4, "async": 1}  # and gradients of an update
 
 

@@ -6,10 +6,13 @@ from statistics import fmean, stdev
 
 from paceline.lab.experiment import Rows
 
-__all__ = ["CHEN", "picked", "spread"]
+__all__ = ["CHEN", "FACTORS", "picked", "spread"]
 
 CHEN = "98.83% lognormal:1.603s,0.042 | 0.97% lognormal:2.66s,0.094 | 0.2% exp:1.81s,shift=1.603s"
 """Machines whose gradients arrive as those that Chen et al. measured; fitted by `stragglers`."""
+
+FACTORS = (0.1, 1 / 3, 1.0, 3.0)
+"""Of a learning rate: those that are tried, for every rule the same."""
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
