@@ -62,7 +62,7 @@ SUBJECTS: dict[str, Subject] = {
             paper=dict(zip((NOTHING, *RULES), (22.6, 10.0, 13.8, 16.8, 16.7), strict=True)),
             width=0.5,
             rates=(0.001, 0.003, 0.01),
-            epochs=20.0,
+            epochs=10.0,
         ),
         Subject(
             "googlenet",
@@ -70,8 +70,8 @@ SUBJECTS: dict[str, Subject] = {
             network="model=28MB,bandwidth=6.35GB,servers=4",
             paper=dict(zip((NOTHING, *RULES), (26.7, 19.2, 22.5, 22.1, 22.5), strict=True)),
             width=1.0,
-            rates=(0.003, 0.01, 0.03),
-            epochs=10.0,
+            rates=(0.001, 0.003, 0.01),
+            epochs=6.0,
         ),
     )
 }
