@@ -111,9 +111,9 @@ def test_the_lab_runs_experiments_and_says_where_their_tables_are(call, tmp_path
     assert code == 0
     assert "toy (1 of 1): Does it work?" in out
     assert "1 seeds" in out
-    assert "Tables and figure are in there/toy" in out
-    code, out, _ = call("lab", "figures", "--out", "there")
-    assert (code, out.strip()) == (0, "there/toy/figure.png")
+    assert "Tables and figure are in there/quick/toy" in out
+    code, out, _ = call("lab", "figures", "--out", "there/quick")
+    assert (code, out.strip()) == (0, "there/quick/toy/figure.png")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Races and curves: what is told of them."""
 
-from math import isnan, nan
+from math import inf, isnan, nan
 
 import pytest
 
-from paceline.lab.experiments.curves import mean_curve, reached, when
+from paceline.lab.experiments.curves import mean_curve, reached, times_to
 from paceline.lab.experiments.race import mean_seconds, outcome_words
+from paceline.lab.experiments.settings import spread
 from paceline.lab.train import Row
 
 
@@ -39,17 +40,28 @@ def test_the_mean_of_times_is_told_with_its_spread():
     assert outcome_words(rows) == "a 3 ± 1 s"
 
 
-def test_a_mean_curve_ends_where_the_first_of_its_seeds_ends():
-    rows = [
-        {"seed": 0, "t": 1.0, "y": 5.0},
-        {"seed": 0, "t": 3.0, "y": 4.0},
-        {"seed": 1, "t": 2.0, "y": 7.0},
-    ]
-    assert mean_curve(rows, "t", "y") == ([1.5], [6.0])
+CURVES = [
+    {"seed": 0, "seconds": 1.0, "y": 5.0},
+    {"seed": 0, "seconds": 3.0, "y": 4.0},
+    {"seed": 1, "seconds": 2.0, "y": 7.0},
+    {"seed": 1, "seconds": 4.0, "y": 3.0},
+    {"seed": 2, "seconds": 2.0, "y": 9.0},
+]
 
 
-def test_a_curve_says_when_it_is_good_enough():
-    falling = [0.0, 1.0, 2.0], [9.0, 5.0, 6.0]
-    assert when(falling, 5.5, is_high=False) == 1.0
-    assert isnan(when(falling, 4.0, is_high=False))
-    assert when(falling, 8.0, is_high=True) == 0.0
+def test_a_mean_curve_is_of_the_seeds_that_came_to_the_end():
+    assert mean_curve(CURVES, "seconds", "y") == ([1.5, 3.5], [6.0, 3.5])
+
+
+def test_each_seed_says_when_it_was_good_enough():
+    first, second, third = times_to(CURVES, "y", 4.0, is_high=False)
+    assert (first, second) == (3.0, 3.5)
+    assert isnan(third)
+    assert times_to(CURVES[:2], "y", 4.5, is_high=True) == [1.0]
+
+
+def test_a_spread_is_of_those_that_came_to_something_and_says_how_many():
+    assert spread([1.0, 3.0]) == "2.00 ± 1.41"
+    assert spread([2.0], 0) == "2"
+    assert spread([1.0, nan, 3.0]) == "2.00 ± 1.41 (only 2 of 3)"
+    assert spread([nan, inf]) == "none of 2"

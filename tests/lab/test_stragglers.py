@@ -66,8 +66,6 @@ def check_updates(rows):
 
 
 def check_the_machine(rows):
-    means = picked(rows, "mean_s")
-    assert len(means) == 8
-    assert means[0] > 0
-    assert means == sorted(means)
-    assert all(row["median_s"] <= row["p90_s"] <= row["max_s"] for row in rows)
+    assert [row["k"] for row in rows] == list(range(1, 9))
+    assert [row["updates"] for row in rows] == [54] * 8  # a tenth is left out
+    assert 0 < rows[0]["mean_s"] < rows[-1]["mean_s"] < 10

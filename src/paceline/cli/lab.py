@@ -35,6 +35,8 @@ def run(
 ) -> None:
     """Run experiments, one after the other."""
     chosen = _chosen(names or ())
+    if quick:  # a look at the directions, which must not replace what was measured
+        out = out / "quick"
     for number, experiment in enumerate(chosen, start=1):
         print(f"{experiment.name} ({number} of {len(chosen)}): {experiment.question}", flush=True)
         with _Shown(experiment.name) as shown:

@@ -63,6 +63,8 @@ def run_experiment(experiment: Experiment, lab: Lab, out: Path) -> str:
     tables = experiment.measure(lab)
     folder = out / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.csv"):  # of another version, which may have had other tables
+        old.unlink()
     for name, rows in tables.items():
         _write_rows(folder / f"{name}.csv", rows)
     return make_again(experiment, out)

@@ -10,6 +10,7 @@ Then the planner chooses b from a short pilot, and we look at what its choice co
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf, isfinite, nan
 from statistics import fmean
 
 import numpy as np
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import Moment, reached
-from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.settings import CHEN, finite, picked, spread
 from paceline.lab.law import Law
 from paceline.lab.pilot import with_norms
 from paceline.lab.problems.images import Digits
@@ -140,8 +141,8 @@ def measure(lab: Lab) -> Tables:
         {"needed": needed, "seed": seed, "updates": there.updates}
         for (needed, _, seed), there in zip(counted, found, strict=False)
     ]
-    columns = (np.array(picked(updates, name)) for name in ("needed", "seed", "updates"))
-    law = Law.of(*columns)
+    counts = np.array([picked(updates, name) for name in ("needed", "seed", "updates")])
+    law = Law.of(*counts[:, np.isfinite(counts[2])])  # some may never have come to the target
     predicted = _predicted(law, scale)
     return {
         "updates": updates,
@@ -215,8 +216,9 @@ def _pilot(lab: Lab, scale: Scale, seed: int) -> Trace:
 def _choices(lab: Lab, scale: Scale, updates: Rows, predicted: Rows) -> Iterator[Row]:
     """What the planner chooses, and what it costs by what was measured."""
     workers, batch = scale.workers, scale.batch
-    table = {n: fmean(picked(updates, "updates", needed=n)) for n in scale.needed}
-    whole = table[workers]
+    means = {n: fmean(picked(updates, "updates", needed=n)) for n in scale.needed}
+    table = {n: mean for n, mean in means.items() if isfinite(mean)}
+    [whole] = picked(predicted, "updates", backups=0)
     for seed in lab.seeds:
         pilot = _pilot(lab, scale, seed)
         times = recorded_times(pilot, seed=0, with_travel=True).times
@@ -280,7 +282,7 @@ def _draw_direct(axes: Axes, tables: Tables) -> None:
     direct, predicted = tables["direct"], tables["predicted"]
     tried = sorted(set(picked(direct, "backups")))
     seconds = [picked(direct, "seconds", backups=b) for b in tried]
-    means = [fmean(own) for own in seconds]
+    means = [fmean(finite(own) or [nan]) for own in seconds]
     errors = [np.std(own, ddof=1) / len(own) ** 0.5 if len(own) > 1 else 0.0 for own in seconds]
     axes.errorbar(tried, means, errors, fmt="ks", ms=4, capsize=3, label="trained, cancelled")
     styles = {"every gradient counts": "v", "noise scale": "^", "measured table": "D"}
@@ -317,8 +319,9 @@ def _of_times(tables: Tables) -> Iterator[str]:
     [row] = tables["law"]
     target = 100 * float(row["target"])
     yield (
-        f"Updates to {target:g} % accuracy, {seeds} trainings each: {counts}. That is "
-        f"{_formula(law)}, or a noise scale of {float(row['scale_samples']):.0f} samples."
+        f"Updates to {target:g} % accuracy, {seeds} trainings each: {counts}. That is about "
+        f"{_formula(law)}, as with a noise scale of {float(row['scale_samples']):.0f} samples, for "
+        "a rate in proportion to N."
     )
     for late, words in WORDS.items():
         seconds = picked(tables["predicted"], f"{late}_s")
@@ -334,17 +337,25 @@ def _of_times(tables: Tables) -> Iterator[str]:
         for b in sorted(set(picked(direct, "backups")))
     )
     ratios = [float(row["seconds"]) / float(row["product_s"]) for row in direct]
+    first = _first(direct)
     yield (
         f"Trained with backups: {trained}; that is {spread(ratios)} times the product for the same "
-        "seed."
+        f"seed. Of these, b = {first:g} is there first."
     )
+
+
+def _first(direct: Rows) -> float:
+    """The b with which the target was reached first, of those that were trained."""
+    seconds = {b: picked(direct, "seconds", backups=b) for b in set(picked(direct, "backups"))}
+    return min(seconds, key=lambda b: fmean(finite(seconds[b]) or [inf]))
 
 
 def _of_choices(rows: Rows) -> Iterator[str]:
     noise = {row["seed"]: float(row["noise_samples"]) for row in rows}
     yield (
         f"A pilot of the first {PILOT} updates sees a noise scale of "
-        f"{spread(list(noise.values()), 0)} samples; from it the planner chooses:"
+        f"{spread(list(noise.values()), 0)} samples. From its times, and by what is assumed of "
+        "updates (the table is of all that was counted here), the planner chooses:"
     )
     described = []
     for late, name in dict.fromkeys((str(row["late"]), str(row["model"])) for row in rows):

@@ -23,7 +23,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.curves import mean_curve
+from paceline.lab.experiments.curves import mean_curve, times_to
+from paceline.lab.experiments.settings import picked, spread
 from paceline.lab.problems.convex import Census
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
@@ -34,6 +35,7 @@ WORKERS = 16
 LATENCY = "0.5s + exp:0.5s"
 ASYNC = 0  # in place of K, in the tables
 L2 = 0.1
+NEAR = 0.01  # of F
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,23 @@ def _curve(rows: Rows, gradients: float, against: str) -> tuple[list[float], lis
 
 def floor(tables: Tables, gradients: float) -> float:
     """The mean distance over the last half of the updates."""
-    _, gaps = _curve(tables["curves"], gradients, "updates")
-    return fmean(gaps[len(gaps) // 2 :])
+    return fmean(_floors(tables, gradients))
+
+
+def _floors(tables: Tables, gradients: float) -> list[float]:
+    """Of each seed."""
+    rows = tables["curves"]
+    gaps = [
+        picked(rows, "gap", gradients=gradients, seed=seed)
+        for seed in dict.fromkeys(picked(rows, "seed"))
+    ]
+    return [fmean(own[len(own) // 2 :]) for own in gaps]
+
+
+def seconds_to_near(tables: Tables, gradients: float) -> list[float]:
+    """Until the optimum is near, for each seed."""
+    own = [row for row in tables["curves"] if row["gradients"] == gradients]
+    return times_to(own, "gap", NEAR, is_high=False)
 
 
 def worst(tables: Tables, gradients: float) -> float:
@@ -170,13 +187,20 @@ def tell(tables: Tables) -> str:
     """Put it into words."""
     known, ks = _constants(tables), _ks(tables)
     seeds = len({row["seed"] for row in tables["curves"]})
-    floors = ", ".join(f"K = {k:g}: {floor(tables, k):.2g}" for k in ks)
+    labels = {k: f"K = {k:g}" for k in ks} | {ASYNC: "async"}
+    floors = ", ".join(
+        f"{label}: {spread([1e3 * value for value in _floors(tables, k)])}"
+        for k, label in labels.items()
+    )
+    times = ", ".join(
+        f"{label}: {spread(seconds_to_near(tables, k), 0)}" for k, label in labels.items()
+    )
     highest = max(worst(tables, k) for k in ks)
     is_held = "below" if highest <= 1 else "partly above"
     return (
-        f"{seeds} seeds. Floors of F - F*: {floors}; async: {floor(tables, ASYNC):.2g}. They go as "
-        f"K^{slope(tables):.2f}. The mean curves lie {is_held} their bounds, at {highest:.0%} of "
-        f"them or less (L = {known['smoothness']:.3g}, "
+        f"{seeds} seeds. Floors of F - F*, in thousandths: {floors}. With K they go as "
+        f"K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: {times}. The mean curves lie "
+        f"{is_held} their bounds, at {highest:.0%} of them or less (L = {known['smoothness']:.3g}, "
         f"c = {known['strong_convexity']:g}, σ² = {known['variance']:.3g}, "
         f"m = {known['batch']:g}, η = {known['rate']:g})."
     )

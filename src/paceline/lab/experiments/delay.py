@@ -10,14 +10,14 @@ same few for all; what was tried with the first seed decides.
 
 from dataclasses import dataclass
 from itertools import product
-from math import isnan
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.curves import mean_curve, when
+from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.settings import picked, spread
 from paceline.lab.problems.tiny import Tiny
 from paceline.lab.recipe import Recipe
@@ -170,7 +170,7 @@ def _row(kind: str, case: Case, outcome: Outcome) -> dict[str, float | str]:
         "updates": outcome.updates,
         "seconds": outcome.seconds,
         "staleness": outcome.staleness,
-        "accuracy": _final(outcome),
+        "accuracy": outcome.last("accuracy"),
     }
 
 
@@ -218,15 +218,19 @@ def _curve(
     tables: Tables, model: str, kind: str, rule: str, x: str = "seconds"
 ) -> tuple[list[float], list[float]]:
     """Accuracy, the mean over the seeds."""
+    return mean_curve(_curves(tables, model, kind, rule), x, "accuracy")
+
+
+def _curves(tables: Tables, model: str, kind: str, rule: str) -> Rows:
     wanted = (model, kind, rule)
-    own = [r for r in tables["curves"] if (r["model"], r["kind"], r["rule"]) == wanted]
-    return mean_curve(own, x, "accuracy")
+    return [r for r in tables["curves"] if (r["model"], r["kind"], r["rule"]) == wanted]
 
 
-def seconds_to(tables: Tables, model: str, kind: str, rule: str, part: float) -> float:
-    """Until a mean curve has this part of the accuracy that `sync` ends with; NaN: never."""
+def seconds_to(tables: Tables, model: str, kind: str, rule: str, part: float) -> list[float]:
+    """Until there is this part of what `sync` ends with on average, for each seed; NaN: never."""
     _, accuracy = _curve(tables, model, kind, "sync")
-    return when(_curve(tables, model, kind, rule), part * accuracy[-1], is_high=True)
+    own = _curves(tables, model, kind, rule)
+    return times_to(own, "accuracy", part * accuracy[-1], is_high=True)
 
 
 def tell(tables: Tables) -> str:
@@ -248,13 +252,13 @@ def _tell_model(tables: Tables, model: str) -> str:
     losing = [
         rule
         for rule in rules
-        if not seconds_to(tables, model, "same", rule, EARLY)
-        <= seconds_to(tables, model, "same", "sync", EARLY)
+        if not fmean(seconds_to(tables, model, "same", rule, EARLY))
+        <= fmean(seconds_to(tables, model, "same", "sync", EARLY))
     ]
     return (
         f"{model}: iterations a second, simulated (in the paper): {speeds}. Accuracy after "
-        f"{updates:g} updates, and when there was half of what sync ends with, and all of it: with "
-        f"sync's rate of {rate:g}, {_tell_kind(tables, model, 'same')}; with the best rate of "
+        f"{updates:g} updates, and the seconds until half of what sync ends with, and all of it: "
+        f"with sync's rate of {rate:g}, {_tell_kind(tables, model, 'same')}; with the best rate of "
         f"each, {_tell_kind(tables, model, 'own')}. Early in training, until half of that accuracy "
         f"and with one rate, the delayed rules lose to sync in time: {_yes_or_no(losing, rules)}."
     )
@@ -267,16 +271,12 @@ def _tell_kind(tables: Tables, model: str, kind: str) -> str:
         accuracy = picked(final, "accuracy", model=model, kind=kind, rule=rule)
         rate = picked(final, "rate", model=model, kind=kind, rule=rule)[0]
         half, whole = (
-            _seconds(seconds_to(tables, model, kind, rule, part)) for part in (EARLY, 1.0)
+            spread(seconds_to(tables, model, kind, rule, part), 0) for part in (EARLY, 1.0)
         )
         own = f", rate {rate:g}" if kind == "own" else ""
         percent = spread([100 * a for a in accuracy], 1)
         described.append(f"{rule} {percent} % ({half}, {whole}{own})")
     return ", ".join(described)
-
-
-def _seconds(seconds: float) -> str:
-    return "never" if isnan(seconds) else f"{seconds:.0f} s"
 
 
 def _yes_or_no(losing: list[str], rules: list[str]) -> str:

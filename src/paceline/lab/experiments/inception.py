@@ -12,14 +12,14 @@ with each of two norms. Models are evaluated by a moving average of their weight
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import isnan
+from math import nan
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from paceline.lab.experiment import Experiment, Lab, Tables
-from paceline.lab.experiments.curves import mean_curve, when
-from paceline.lab.experiments.settings import CHEN, FACTORS, picked, spread
+from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiments.curves import mean_curve, times_to
+from paceline.lab.experiments.settings import CHEN, FACTORS, finite, picked, spread
 from paceline.lab.problems.images import Photographs
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Outcome, Trial
@@ -173,7 +173,7 @@ def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
         "updates": outcome.updates,
         "seconds": outcome.seconds,
         "staleness": outcome.staleness,
-        "accuracy": _final(outcome),
+        "accuracy": outcome.last("accuracy"),
     }
 
 
@@ -195,18 +195,23 @@ def draw(tables: Tables) -> Figure:
 
 def curve(tables: Tables, workers: float, label: str) -> tuple[list[float], list[float]]:
     """Time and accuracy of a rule, the mean over the seeds."""
-    own = [r for r in tables["curves"] if (r["workers"], r["rule"]) == (workers, label)]
-    return mean_curve(own, "seconds", "accuracy")
+    return mean_curve(_curves(tables, workers, label), "seconds", "accuracy")
+
+
+def _curves(tables: Tables, workers: float, label: str) -> Rows:
+    return [r for r in tables["curves"] if (r["workers"], r["rule"]) == (workers, label)]
 
 
 def target(tables: Tables, workers: float) -> float:
     """What `async` reaches at its end with so many workers: all rules can be compared by it."""
-    return fmean(picked(tables["final"], "accuracy", workers=workers, rule="async"))
+    ends = finite(picked(tables["final"], "accuracy", workers=workers, rule="async"))
+    return fmean(ends) if ends else nan
 
 
-def seconds_to_target(tables: Tables, workers: float, label: str) -> float:
-    """Until the mean curve has reached it; NaN: never."""
-    return when(curve(tables, workers, label), target(tables, workers), is_high=True)
+def seconds_to_target(tables: Tables, workers: float, label: str) -> list[float]:
+    """Of each seed; NaN: never."""
+    own = _curves(tables, workers, label)
+    return times_to(own, "accuracy", target(tables, workers), is_high=True)
 
 
 def tell(tables: Tables) -> str:
@@ -219,14 +224,13 @@ def tell(tables: Tables) -> str:
         for label in dict.fromkeys(str(row["rule"]) for row in final):
             accuracy = [100 * a for a in picked(final, "accuracy", workers=workers, rule=label)]
             seconds = fmean(picked(final, "seconds", workers=workers, rule=label))
-            reached = seconds_to_target(tables, workers, label)
-            there = "never" if isnan(reached) else f"after {reached:.0f} s"
+            there = spread(seconds_to_target(tables, workers, label), 0)
             described.append(f"{label} {spread(accuracy, 1)} % after {seconds:.0f} s ({there})")
         data = max(picked(tables["curves"], "epochs", workers=workers))
         parts.append(f"{workers:g} workers, {data:.2g} epochs: " + "; ".join(described))
     return (
-        f"{seeds} seeds, as much data for every rule; in brackets, when it was as good as async is "
-        f"in the end. {'. '.join(parts)}."
+        f"{seeds} seeds, as much data for every rule; in brackets, the seconds until it was as "
+        f"good as async is in the end. {'. '.join(parts)}."
     )
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.curves import mean_curve, when
+from paceline.lab.experiments.curves import mean_curve
 from paceline.lab.experiments.settings import CHEN, FACTORS, picked, spread
 from paceline.lab.problem import Problem
 from paceline.lab.problems.cartpole import CartPole
@@ -148,20 +148,6 @@ def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
     }
 
 
-def final(tables: Tables, task: str, rule: str) -> float:
-    """The score at the end, the mean over the seeds; NaN: one of them came to no end."""
-    return fmean(picked(tables["final"], "score", task=task, rule=rule))
-
-
-def seconds_to_worst(tables: Tables, task: str, rule: str) -> float:
-    """Until the mean curve is as good as the worst of all rules is in the end."""
-    is_high = TASKS[task].is_high
-    ends = [final(tables, task, other) for other in _rules(tables)]
-    worst = (min if is_high else max)(end for end in ends if not isnan(end))
-    own = [row for row in tables["curves"] if row["task"] == task and row["rule"] == rule]
-    return when(mean_curve(own, "seconds", "score"), worst, is_high=is_high)
-
-
 def _rules(tables: Tables) -> list[str]:
     return list(dict.fromkeys(str(row["rule"]) for row in tables["final"]))
 
@@ -193,15 +179,14 @@ def tell(tables: Tables) -> str:
         for rule in _rules(tables):
             score = spread(picked(rows, "score", task=name, rule=rule))
             seconds = fmean(picked(rows, "seconds", task=name, rule=rule))
-            reached = seconds_to_worst(tables, name, rule)
-            when_worst = "never" if isnan(reached) else f"{reached:.0f} s"
-            described.append(f"{rule} {score} after {seconds:.0f} s ({when_worst})")
+            rate = picked(rows, "rate", task=name, rule=rule)[0]
+            described.append(f"{rule} {score} after {seconds:.0f} s (rate {rate:.2g})")
         better = "more is better" if task.is_high else "less is better"
         parts.append(f"{name}, {task.unit}, {better}: " + ", ".join(described))
     seeds = len({row["seed"] for row in rows})
     return (
-        f"{WORKERS} workers, {seeds} seeds, as much data for every rule; in brackets the time "
-        "until a rule is as good as the worst one in the end. " + ". ".join(parts) + "."
+        f"{WORKERS} workers, {seeds} seeds, as much data for every rule, its best rate in "
+        f"brackets. {'. '.join(parts)}."
     )
 
 
@@ -209,8 +194,8 @@ MODELS = Experiment(
     name="models",
     question="Is it the same for other kinds of models?",
     expected=(
-        "Chen et al. (first version) for a language model: synchronous training takes much larger "
-        "rates without explosions, and ends better. For GANs and policy gradients there is no "
+        "Chen et al. (first version) for a language model: synchronous training takes rates a "
+        "hundred times larger without explosions. For GANs and policy gradients there is no "
         "number in the papers."
     ),
     measure=measure,

@@ -9,14 +9,13 @@ evaluated by a moving average of their weights.
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isnan
 from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paceline.lab.experiment import Experiment, Lab, Tables
-from paceline.lab.experiments.curves import mean_curve, when
+from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.settings import CHEN, picked, spread
 from paceline.lab.problems.pixels import Pixels
 from paceline.lab.recipe import Recipe
@@ -145,20 +144,23 @@ def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
         "gradients": outcome.used,
         "staleness": outcome.staleness,
         "seconds": outcome.seconds,
-        "bits": _final(outcome),
+        "bits": outcome.last("bits"),
     }
 
 
-def seconds_to_serial(tables: Tables, label: str) -> float:
-    """Until a rule's mean curve is where that of serial training ends; NaN: never."""
+def seconds_to_serial(tables: Tables, label: str) -> list[float]:
+    """Until a rule is where serial training ends on average, for each seed; NaN: never."""
     _, bits = _curve(tables, "serial")
-    return when(_curve(tables, label), bits[-1], is_high=False)
+    return times_to(_curves(tables, label), "bits", bits[-1], is_high=False)
 
 
 def _curve(tables: Tables, label: str) -> tuple[list[float], list[float]]:
     """Time and bits of a rule, the mean over the seeds."""
-    own = [row for row in tables["curves"] if row["rule"] == label]
-    return mean_curve(own, "seconds", "bits")
+    return mean_curve(_curves(tables, label), "seconds", "bits")
+
+
+def _curves(tables: Tables, label: str) -> Rows:
+    return [row for row in tables["curves"] if row["rule"] == label]
 
 
 def draw(tables: Tables) -> Figure:
@@ -204,9 +206,8 @@ def tell(tables: Tables) -> str:
     for label in labels:
         bits = spread(picked(final, "bits", rule=label))
         rate = picked(final, "rate", rule=label)[0]
-        reached = seconds_to_serial(tables, label)
-        when = "never" if isnan(reached) else f"after {reached:.0f} s"
-        described.append(f"{label} {bits} (rate {rate:g}; where serial ends: {when})")
+        there = spread(seconds_to_serial(tables, label), 0)
+        described.append(f"{label} {bits} (rate {rate:g}; {there})")
     serial_rate = picked(final, "rate", rule="serial")[0]
     same = ", ".join(
         f"{label} {picked(tables['rates'], 'bits', rule=label, rate=serial_rate)[0]:.2f}"
@@ -215,7 +216,8 @@ def tell(tables: Tables) -> str:
     tried = max(picked(tables["rates"], "seconds"))
     return (
         f"{seeds} seeds, rates {', '.join(f'{rate:g}' for rate in rates)} tried for each. Bits per "
-        f"dimension after {end:.0f} s of virtual time: {'; '.join(described)}. All with serial's "
+        f"dimension after {end:.0f} s of virtual time, and in brackets the best rate and the "
+        f"seconds until it was where serial ends: {'; '.join(described)}. All with serial's "
         f"rate of {serial_rate:g}, after {tried:.0f} s, one seed: {same}."
     )
 

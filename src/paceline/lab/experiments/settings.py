@@ -2,11 +2,12 @@
 """What several experiments share: the machines, and words for what was seen."""
 
 from collections.abc import Sequence
+from math import isfinite
 from statistics import fmean, stdev
 
 from paceline.lab.experiment import Rows
 
-__all__ = ["CHEN", "FACTORS", "picked", "spread"]
+__all__ = ["CHEN", "FACTORS", "finite", "picked", "spread"]
 
 CHEN = "98.83% lognormal:1.603s,0.042 | 0.97% lognormal:2.66s,0.094 | 0.2% exp:1.81s,shift=1.603s"
 """Machines whose gradients arrive as those that Chen et al. measured; fitted by `stragglers`."""
@@ -16,10 +17,19 @@ FACTORS = (0.1, 1 / 3, 1.0, 3.0)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The mean, and the standard deviation where there are several."""
-    if len(values) < 2:
-        return f"{fmean(values):.{digits}f}"
-    return f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+    """The mean, and the standard deviation where there are several, of those that came to one."""
+    known = finite(values)
+    if not known:
+        return f"none of {len(values)}"
+    text = f"{fmean(known):.{digits}f}"
+    if len(known) > 1:
+        text += f" ± {stdev(known):.{digits}f}"
+    return text if len(known) == len(values) else f"{text} (only {len(known)} of {len(values)})"
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    """Without those of trainings that diverged, or never came to a target."""
+    return [value for value in values if isfinite(value)]
 
 
 def picked(rows: Rows, column: str, **wanted: float | str) -> list[float]:

@@ -11,6 +11,7 @@ the paper, too, takes smaller ones from a staleness of 20 on.
 
 from collections.abc import Sequence
 from itertools import product
+from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.settings import CHEN, finite, picked, spread
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Outcome, Trial
@@ -55,7 +56,7 @@ def measure(lab: Lab) -> Tables:
     best = {
         kind: min(
             (case for case in tried if (case.staleness, case.ramp) == kind),
-            key=lambda case: _error(found[case]),
+            key=lambda case: _badness(found[case]),
         )
         for kind in kinds
     }
@@ -76,8 +77,12 @@ def _outcomes(lab: Lab, cases: Sequence[Case]) -> dict[Case, Outcome]:
 
 
 def _error(outcome: Outcome) -> float:
-    """In percent, at the end; that of guessing where there is none."""
-    return 90.0 if outcome.is_diverged else 100 * (1 - outcome.last("accuracy"))
+    """In percent, at the end; NaN where there is none."""
+    return 100 * (1 - outcome.last("accuracy"))
+
+
+def _badness(outcome: Outcome) -> float:
+    return inf if outcome.is_diverged else _error(outcome)
 
 
 def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
@@ -162,7 +167,7 @@ def draw(tables: Tables) -> Figure:
     for ramp, style, label in (("yes", "o-", "with the ramp"), ("no", "s--", "without")):
         levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == ramp})
         if levels:
-            errors = [_errors(rows, level, ramp) for level in levels]
+            errors = [finite(_errors(rows, level, ramp)) or [90.0] for level in levels]
             means = [fmean(own) for own in errors]
             spans = [
                 [m - min(e) for m, e in zip(means, errors, strict=True)],
@@ -185,16 +190,21 @@ def draw(tables: Tables) -> Figure:
     return figure
 
 
+def _level(rows: Rows, level: float, ramp: str) -> str:
+    rate = picked(rows, "rate", staleness=level, ramp=ramp)[0]
+    return f"{level:g}: {spread(_errors(rows, level, ramp))} (rate {rate:g})"
+
+
 def tell(tables: Tables) -> str:
     """Put it into words."""
     rows, layers = tables["error"], tables["layers"]
     seeds = len({row["seed"] for row in rows})
     levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == "yes"})
-    errors = "; ".join(f"{level:g}: {spread(_errors(rows, level, 'yes'))} %" for level in levels)
-    text = f"Test error by mean staleness, with the ramp, {seeds} seeds: {errors}."
+    errors = "; ".join(_level(rows, level, "yes") for level in levels)
+    text = f"Test error (%) by mean staleness, with the ramp, {seeds} seeds: {errors}."
     bare = sorted({float(row["staleness"]) for row in rows if row["ramp"] == "no"})
     if bare:
-        without = "; ".join(f"{level:g}: {spread(_errors(rows, level, 'no'))} %" for level in bare)
+        without = "; ".join(_level(rows, level, "no") for level in bare)
         text += f" Without it: {without}."
     bottom, top = layers[0], layers[-1]
     return (
