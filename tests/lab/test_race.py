@@ -31,13 +31,13 @@ def test_who_never_gets_there_has_no_time():
     assert all(isnan(value) for value in reached(rows_of(0.1, 0.5), 0.8))
     rows = [{"rule": "a", "seconds": nan, "seed": 0}, {"rule": "a", "seconds": 3.0, "seed": 1}]
     assert isnan(mean_seconds(rows, "a"))
-    assert outcome_words(rows) == "a not with 1 of 2 seeds"
+    assert outcome_words(rows) == "a 3 (only 1 of 2)"
 
 
 def test_the_mean_of_times_is_told_with_its_spread():
     rows = [{"rule": "a", "seconds": s, "seed": s} for s in (2.0, 4.0)]
     assert mean_seconds(rows, "a") == 3.0
-    assert outcome_words(rows) == "a 3 ± 1 s"
+    assert outcome_words(rows) == "a 3 ± 1"
 
 
 CURVES = [

@@ -8,7 +8,7 @@ trial, and need not be computed twice.
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import ceil, nan
 from statistics import fmean
 
@@ -23,13 +23,19 @@ from paceline.lab.train import Row
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
-from paceline.watch.curves import Target
 from paceline.watch.trace import Gradient, Trace, Update
 
-__all__ = ["Outcome", "Trial"]
+__all__ = ["Outcome", "Trial", "gradients_of"]
 
 REVISION = 1
 """Raised when outcomes change though trials do not, so that none is taken from before."""
+
+
+def gradients_of(policy: str, workers: int) -> int:
+    """How many make an update under this rule, with all workers there."""
+    rule, spec = parse_policy(policy), RunSpec(workers=workers, steps=1)
+    rule.validate(spec)
+    return rule.needed(Decider(rule, spec).ledger)
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,10 @@ class Trial:
     @property
     def spec(self) -> RunSpec:
         """The run that is simulated; its luck is the problem's seed's."""
-        spec = RunSpec(workers=self.workers, steps=1, late=self.late, seed=self.problem.seed)
-        policy = parse_policy(self.policy)
-        policy.validate(spec)
-        contributions = policy.needed(Decider(policy, spec).ledger)
         samples = self.epochs * self.problem.samples
-        return replace(spec, steps=ceil(samples / (self.problem.batch * contributions)))
+        batch = self.problem.batch * gradients_of(self.policy, self.workers)
+        steps = ceil(samples / batch)
+        return RunSpec(workers=self.workers, steps=steps, late=self.late, seed=self.problem.seed)
 
     def simulate(self) -> Trace:
         """Its machines on the clock of the simulator."""
@@ -119,9 +123,3 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def last(self, score: str) -> float:
         """The value at the end; NaN where the training came to no end."""
         return nan if self.is_diverged else self.rows[-1].scores[score]
-
-    def reached(self, target: str) -> Row | None:
-        """The first row that is as good as this; None: there is none."""
-        wanted = Target.parse(target)
-        found = (row for row in self.rows if wanted.is_reached_by(row.scores[wanted.name]))
-        return next(found, None)

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.settings import picked, spread
+from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.tiny import Tiny
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Outcome, Trial
@@ -33,7 +34,6 @@ WORKERS, BATCH = 8, 8
 RATES = (0.001, 0.003, 0.01)
 RULES = ("sync", "delayed:1", "delayed:2", "delayed:3")
 NOTHING = "nothing sent"
-CHANCE = 0.05
 EARLY = 0.5  # of the accuracy at the end
 
 
@@ -109,26 +109,24 @@ def measure(lab: Lab) -> Tables:
     """Find the rates, then train with the one of `sync` and with each rule's own."""
     models = ("alexnet",) if lab.quick else tuple(SUBJECTS)
     rules = ("sync", "delayed:3") if lab.quick else RULES
-    tried = [
-        Case(model, rule, rate, lab.seeds[0])
-        for model in models
-        for rule, rate in product(rules, RATES[1:2] if lab.quick else RATES)
-    ]
-    found = dict(zip(tried, lab.outcomes([case.trial(lab) for case in tried]), strict=True))
-
-    def best(model: str, rule: str) -> float:
-        own = [case for case in tried if (case.model, case.rule) == (model, rule)]
-        return max(own, key=lambda case: _final(found[case])).rate
-
+    best, found = tuned(
+        lab,
+        dict.fromkeys(product(models, rules), RATES[1:2] if lab.quick else RATES),
+        lambda pair, rate: Case(*pair, rate, lab.seeds[0]).trial(lab),
+        highest("accuracy"),
+    )
     cases = [
-        (kind, Case(model, rule, best(model, "sync" if kind == "same" else rule), seed))
+        (kind, Case(model, rule, best[model, "sync" if kind == "same" else rule], seed))
         for kind, model, rule, seed in product(("same", "own"), models, rules, lab.seeds)
     ]
     outcomes = lab.outcomes([case.trial(lab) for _, case in cases])
     done = list(zip(cases, outcomes, strict=True))
     return {
         "rates": [row for model in models for row in _iteration_rates(SUBJECTS[model])],
-        "tried": [_row("tried", case, found[case]) for case in tried],
+        "tried": [
+            _row("tried", Case(*pair, rate, lab.seeds[0]), outcome)
+            for (pair, rate), outcome in found.items()
+        ],
         "final": [_row(kind, case, outcome) for (kind, case), outcome in done],
         "curves": [
             row for (kind, case), outcome in done for row in _curve_rows(kind, case, outcome)
@@ -156,11 +154,6 @@ def iterations_per_s(subject: Subject, rule: str, steps: int = 1000) -> float:
     spec = RunSpec(workers=WORKERS, steps=steps)
     trace = simulate("sync" if rule == NOTHING else rule, cluster, spec)
     return steps / max(record.t for record in trace.records if isinstance(record, Update))
-
-
-def _final(outcome: Outcome) -> float:
-    """The accuracy at the end; that of guessing where there is none."""
-    return CHANCE if outcome.is_diverged else outcome.last("accuracy")
 
 
 def _row(kind: str, case: Case, outcome: Outcome) -> dict[str, float | str]:
@@ -237,7 +230,9 @@ def tell(tables: Tables) -> str:
     """Put it into words."""
     seeds = len({row["seed"] for row in tables["final"]})
     models = dict.fromkeys(str(row["model"]) for row in tables["final"])
-    return f"{seeds} seeds. " + " ".join(_tell_model(tables, model) for model in models)
+    text = f"{seeds} seeds. " + " ".join(_tell_model(tables, model) for model in models)
+    own = [row for row in tables["final"] if row["kind"] == "own"]
+    return text + edges(tables["tried"], own, "model", "rule")
 
 
 def _tell_model(tables: Tables, model: str) -> str:

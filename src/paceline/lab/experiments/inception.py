@@ -20,9 +20,10 @@ from matplotlib.figure import Figure
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.settings import CHEN, FACTORS, finite, picked, spread
+from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.images import Photographs
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Outcome, Trial, gradients_of
 
 __all__ = ["INCEPTION", "curve"]
 
@@ -38,34 +39,23 @@ class Rule:
 
     label: str
     policy: Callable[[int], str]
-    gradients: Callable[[int], int]
-    """How many make an update, for so many workers."""
+    """For so many workers."""
     tried: Sequence[tuple[float, float | None]] = tuple((factor, None) for factor in FACTORS)
     """Each a factor of the rate, and the norm to which gradients are clipped."""
-
-
-def _needed(workers: int) -> int:
-    return workers - BACKUPS[workers]
-
-
-def _some(workers: int) -> int:
-    return max(1, workers // 5)
 
 
 RULES = {
     rule.label: rule
     for rule in (
-        Rule("sync", lambda workers: "sync", lambda workers: workers),
-        Rule("backup", lambda workers: f"backup:{BACKUPS[workers]}", _needed),
-        Rule("batchsync", lambda workers: f"batchsync:{_needed(workers)}", _needed),
-        Rule("async", lambda workers: "async", lambda workers: 1),
-        Rule(
-            *("async, clipped", lambda workers: "async", lambda workers: 1),
-            tried=tuple(product((1 / 3, 1.0), (1.0, 10.0))),
-        ),
-        Rule("softsync", lambda workers: f"softsync:{_some(workers)}", _some),
+        Rule("sync", lambda workers: "sync"),
+        Rule("backup", lambda workers: f"backup:{BACKUPS[workers]}"),
+        Rule("batchsync", lambda workers: f"batchsync:{workers - BACKUPS[workers]}"),
+        Rule("async", lambda workers: "async"),
+        Rule("async, clipped", lambda workers: "async", tuple(product((1 / 3, 1.0), (1.0, 10.0)))),
+        Rule("softsync", lambda workers: f"softsync:{workers // 5}"),
     )
 }
+AS_IT_IS = ((1.0, None),)
 
 
 @dataclass(frozen=True)
@@ -79,10 +69,18 @@ class Case:
     seed: int
     epochs: float
 
+    @property
+    def policy(self) -> str:
+        """The rule, for so many workers."""
+        return RULES[self.label].policy(self.workers)
+
+    @property
+    def rate(self) -> float:
+        """Of the optimizer."""
+        return RATE * gradients_of(self.policy, self.workers) * self.factor
+
     def trial(self, lab: Lab) -> Trial:
         """The same as a trial."""
-        rule = RULES[self.label]
-        gradients = rule.gradients(self.workers)
         problem = Photographs(
             batch=8,
             seed=self.seed,
@@ -90,18 +88,19 @@ class Case:
             cache=lab.cache,
             scored=1000 if lab.quick else 5000,
         )
-        updates = self.epochs * problem.samples / problem.batch / gradients
+        updates = self.epochs * problem.samples / problem.batch
+        updates /= gradients_of(self.policy, self.workers)
         return Trial(
             problem=problem,
             recipe=Recipe(
-                RATE * gradients * self.factor,
+                self.rate,
                 method="rmsprop",
                 momentum=0.9,
                 fall_from=0.5,
                 clip_norm=self.clip_norm,
                 ema=max(0.0, 1 - 20 / updates),  # over a twentieth of the run
             ),
-            policy=rule.policy(self.workers),
+            policy=self.policy,
             workers=self.workers,
             latency=CHEN,
             epochs=self.epochs,
@@ -114,14 +113,23 @@ def measure(lab: Lab) -> Tables:
     sizes = (8,) if lab.quick else (25, 50, 100)
     labels = ("sync", "backup", "async") if lab.quick else tuple(RULES)
     pairs = [(label, workers) for workers, label in product(sizes, labels)]
-    tried = _try(lab, pairs) if not lab.quick else {}
+
+    def trying(pair: tuple[str, int], choice: tuple[float, float | None]) -> Case:
+        return Case(*pair, *choice, lab.seeds[0], epochs=0.05 if lab.quick else TRYING)
+
+    best, found = tuned(
+        lab,
+        {pair: AS_IT_IS if lab.quick else RULES[pair[0]].tried for pair in pairs},
+        lambda pair, choice: trying(pair, choice).trial(lab),
+        highest("accuracy"),
+    )
     cases = [
-        Case(*pair, *_best(pair, tried), seed, 0.05 if lab.quick else EPOCHS[pair[1]])
+        Case(*pair, *best[pair], seed, epochs=0.05 if lab.quick else EPOCHS[pair[1]])
         for pair, seed in product(pairs, lab.seeds)
     ]
     final = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
     return {
-        "rates": [_row(case, outcome) for case, outcome in (tried or final).items()],
+        "rates": [_row(trying(*key), outcome) for key, outcome in found.items()],
         "final": [_row(case, outcome) for case, outcome in final.items()],
         "curves": [
             {
@@ -138,36 +146,11 @@ def measure(lab: Lab) -> Tables:
     }
 
 
-def _try(lab: Lab, pairs: Sequence[tuple[str, int]]) -> dict[Case, Outcome]:
-    """Try the rates for each rule and number of workers, on one seed."""
-    cases = [
-        Case(label, workers, *choice, lab.seeds[0], TRYING)
-        for label, workers in pairs
-        for choice in RULES[label].tried
-    ]
-    return dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
-
-
-def _best(pair: tuple[str, int], tried: dict[Case, Outcome]) -> tuple[float, float | None]:
-    """The factor of the rate and the norm with which a rule learnt best."""
-    own = [case for case in tried if (case.label, case.workers) == pair]
-    if not own:
-        return 1.0, None
-    case = max(own, key=lambda case: _final(tried[case]))
-    return case.factor, case.clip_norm
-
-
-def _final(outcome: Outcome) -> float:
-    """The accuracy at the end; that of guessing where there is none."""
-    return 0.1 if outcome.is_diverged else outcome.last("accuracy")
-
-
 def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
-    gradients = RULES[case.label].gradients(case.workers)
     return {
         "workers": case.workers,
         "rule": case.label,
-        "rate": RATE * gradients * case.factor,
+        "rate": case.rate,
         "clip_norm": case.clip_norm or "",
         "seed": case.seed,
         "updates": outcome.updates,
@@ -231,6 +214,7 @@ def tell(tables: Tables) -> str:
     return (
         f"{seeds} seeds, as much data for every rule; in brackets, the seconds until it was as "
         f"good as async is in the end. {'. '.join(parts)}."
+        f"{edges(tables['rates'], final, 'rule', 'workers')}"
     )
 
 

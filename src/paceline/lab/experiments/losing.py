@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import sqrt
 from statistics import fmean
 
 from matplotlib.figure import Figure
@@ -21,7 +20,6 @@ from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.race import (
     BATCH,
     FACTORS,
-    RATE,
     WORKERS,
     Entrant,
     bars,
@@ -29,9 +27,10 @@ from paceline.lab.experiments.race import (
     race,
 )
 from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.reserved import ReservedDigits
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Trial
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -40,8 +39,10 @@ from paceline.watch.trace import Gradient
 __all__ = ["LOSING"]
 
 MAJORITY = f"{CHEN}; workers 0-11 x3"
-MAJORITY_RULES = {"sync": 16, "backup:4": 12, "backup:12": 4, "batchsync:24": 24, "async": 1}
-LARGE_RULES = {"sync": 16, "backup:1": 15, "backup:4": 12, "backup:8": 8, "backup:14": 2}
+MAJORITY_RULES = ("sync", "backup:4", "backup:12", "batchsync:24", "async")
+MAJORITY_RULES_QUICK = ("sync", "backup:4", "batchsync:24")
+LARGE_RULES = ("sync", "backup:1", "backup:4", "backup:8", "backup:14")
+LARGE_RULES_QUICK = ("sync", "backup:14")
 
 SLOW = (0, 1, 2, 3)
 OWNERS = f"{CHEN}; workers 0-3 x2"
@@ -53,7 +54,6 @@ class Owned:
     """Training where the slow have data of their own; or not, where all have all."""
 
     policy: str
-    gradients: int
     is_shared: bool = False
 
     @property
@@ -73,7 +73,7 @@ class Owned:
             owners=tuple(range(WORKERS)) if self.is_shared else SLOW,
             workers=WORKERS,
         )
-        rate = RATE * sqrt(self.gradients / WORKERS) * factor
+        rate = Entrant(self.policy, OWNERS).rate(factor)
         return Trial(
             problem=problem,
             recipe=Recipe(rate, method="adam", fall_from=0.5),
@@ -86,28 +86,28 @@ class Owned:
 
 
 OWNED = (
-    Owned("sync", 16),
-    Owned("backup:2", 14),
-    Owned("backup:4", 12),
-    Owned("backup:4", 12, is_shared=True),
-    Owned("batchsync:12", 12),
-    Owned("softsync:4", 4),
-    Owned("async", 1),
+    Owned("sync"),
+    Owned("backup:2"),
+    Owned("backup:4"),
+    Owned("backup:4", is_shared=True),
+    Owned("batchsync:12"),
+    Owned("softsync:4"),
+    Owned("async"),
 )
 OWNED_QUICK = OWNED[0], OWNED[2], OWNED[3]
 
 
 def measure(lab: Lab) -> Tables:
     """All three cases; and what becomes of the mini-batches that were dropped."""
-    majority, large = MAJORITY_RULES, LARGE_RULES
-    if lab.quick:
-        majority = {rule: MAJORITY_RULES[rule] for rule in ("sync", "backup:4", "batchsync:24")}
-        large = {rule: LARGE_RULES[rule] for rule in ("sync", "backup:14")}
-    entrants = [Entrant(rule, gradients, MAJORITY) for rule, gradients in majority.items()]
-    alike = [Entrant(rule, gradients, CHEN) for rule, gradients in large.items()]
+    majority = MAJORITY_RULES_QUICK if lab.quick else MAJORITY_RULES
+    large = LARGE_RULES_QUICK if lab.quick else LARGE_RULES
+    slow = race(lab, [Entrant(rule, MAJORITY) for rule in majority])
+    alike = race(lab, [Entrant(rule, CHEN) for rule in large])
     return {
-        "majority": race(lab, entrants),
-        "large": race(lab, alike),
+        "majority": slow.final,
+        "majority_tried": slow.tried,
+        "large": alike.final,
+        "large_tried": alike.tried,
         "own_data": _own_data(lab, OWNED_QUICK if lab.quick else OWNED),
         "requeue": _requeue(200 if lab.quick else 2000),
     }
@@ -115,13 +115,12 @@ def measure(lab: Lab) -> Tables:
 
 def _own_data(lab: Lab, rules: tuple[Owned, ...]) -> Rows:
     """Each rule at the rate that is best with the first seed."""
-    tried = list(product(rules, (0.3,) if lab.quick else FACTORS))
-    found = lab.outcomes([rule.trial(lab, factor, lab.seeds[0]) for rule, factor in tried])
-    right = {pair: _right(outcome) for pair, outcome in zip(tried, found, strict=True)}
-    best = {
-        rule: max((pair for pair in tried if pair[0] == rule), key=lambda pair: right[pair])[1]
-        for rule in rules
-    }
+    best, _ = tuned(
+        lab,
+        dict.fromkeys(rules, (0.3,) if lab.quick else FACTORS),
+        lambda rule, factor: rule.trial(lab, factor, lab.seeds[0]),
+        highest("accuracy"),
+    )
     cases = list(product(rules, lab.seeds))
     trials = [rule.trial(lab, best[rule], seed) for rule, seed in cases]
     return [
@@ -134,10 +133,6 @@ def _own_data(lab: Lab, rules: tuple[Owned, ...]) -> Rows:
         }
         for (rule, seed), trial, outcome in zip(cases, trials, lab.outcomes(trials), strict=True)
     ]
-
-
-def _right(outcome: Outcome) -> float:
-    return 0.0 if outcome.is_diverged else outcome.last("accuracy")
 
 
 def _requeue(steps: int) -> Rows:
@@ -208,9 +203,10 @@ def tell(tables: Tables) -> str:
         seconds = fmean(picked(owned, "seconds", rule=rule))
         learnt.append(f"{rule} {reserved} % of them and {others} % of the others ({seconds:.0f} s)")
     return (
-        f"{seeds} seeds. A slow majority, time to {float(majority[0]['target']):.0%}: "
-        f"{outcome_words(majority)}. All alike: {outcome_words(large)}. With 8 and 9 only on four "
-        f"slow workers: {'; '.join(learnt)}. {_requeue_words(tables['requeue'])}"
+        f"{seeds} seeds. A slow majority, seconds to {float(majority[0]['target']):.0%}: "
+        f"{outcome_words(majority)}.{edges(tables['majority_tried'], majority, 'rule')} All alike: "
+        f"{outcome_words(large)}.{edges(tables['large_tried'], large, 'rule')} With 8 and 9 only "
+        f"on four slow workers: {'; '.join(learnt)}. {_requeue_words(tables['requeue'])}"
     )
 
 
@@ -219,11 +215,11 @@ def _requeue_words(rows: Rows) -> str:
         return picked(rows, column, machines=machines, workers=workers)[0]
 
     return (
-        "Giving dropped mini-batches again helps against chance: with backup:1 and machines alike "
-        f"{of('forgotten_without', 'alike', 'others'):.1%} of them would be forgotten without it, "
-        f"and with it each counted after at most {of('tries_with', 'alike', 'others'):.0f} tries. "
-        "It does not help those who are always late: with backup:4 the four slow workers computed "
-        f"the same mini-batch up to {of('tries_with', '4 slow', '0-3'):.0f} times, and "
+        "What becomes of mini-batches that are dropped and given again, counted: with backup:1 and "
+        f"machines alike {of('forgotten_without', 'alike', 'others'):.1%} of them would be "
+        "forgotten if they were not given again; as it is, each counted after at most "
+        f"{of('tries_with', 'alike', 'others'):.0f} tries. With backup:4 the four slow workers "
+        f"computed the same mini-batch up to {of('tries_with', '4 slow', '0-3'):.0f} times, and "
         f"{of('used', '4 slow', '0-3'):.0f} of their "
         f"{of('computed', '4 slow', '0-3'):.0f} gradients counted."
     )
@@ -233,10 +229,10 @@ LOSING = Experiment(
     name="losing",
     question="Where do backup workers lose?",
     expected=(
-        "A few backups cannot help where most workers are slow; data that only slow workers have "
-        "is not learnt (Tyurin and Richtárik: where each has other data, the slowest cannot be "
-        "left out), whether or not dropped mini-batches come again; a b beyond the stragglers "
-        "throws work away."
+        "Where most workers are slow, a few backups gain nothing, and enough of them to leave out "
+        "all slow ones throw most of the work away; data that only slow workers have is not learnt "
+        "(Tyurin and Richtárik: where each has other data, the slowest cannot be left out); a b "
+        "beyond the stragglers throws work away."
     ),
     measure=measure,
     draw=draw,

@@ -9,7 +9,7 @@ gradients of an update.
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from math import inf, isnan, sqrt
+from math import sqrt
 from statistics import fmean
 from typing import Literal
 
@@ -18,17 +18,18 @@ from matplotlib.figure import Figure
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve
 from paceline.lab.experiments.settings import CHEN, FACTORS, picked, spread
+from paceline.lab.experiments.tuning import Badness, edges, highest, lowest, tuned
 from paceline.lab.problem import Problem
 from paceline.lab.problems.cartpole import CartPole
 from paceline.lab.problems.gan import DrawnDigits
 from paceline.lab.problems.text import Shakespeare
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Outcome, Trial, gradients_of
 
 __all__ = ["MODELS"]
 
 WORKERS = 16
-RULES = {"sync": 16, "backup:1": 15, "softsync:4": 4, "async": 1}  # and gradients of an update
+RULES = ("sync", "backup:1", "softsync:4", "async")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Task:
     unit: str
     is_high: bool = False
     """Whether more is better."""
+
+    @property
+    def badness(self) -> Badness:
+        """By which rates are chosen."""
+        return (highest if self.is_high else lowest)(self.score)
 
 
 def _text(model: Literal["lstm", "transformer"], width: int) -> Callable[[Lab, int], Problem]:
@@ -77,7 +83,8 @@ class Case:
     @property
     def rate(self) -> float:
         """Of the optimizer."""
-        return TASKS[self.task].rate * sqrt(RULES[self.policy] / WORKERS) * self.factor
+        gradients = gradients_of(self.policy, WORKERS)
+        return TASKS[self.task].rate * sqrt(gradients / WORKERS) * self.factor
 
     def trial(self, lab: Lab) -> Trial:
         """The same as a trial."""
@@ -96,17 +103,19 @@ class Case:
 def measure(lab: Lab) -> Tables:
     """Find the rates, then train with them."""
     share = 0.1 if lab.quick else 1.0
-    policies = ("sync", "async") if lab.quick else tuple(RULES)
+    policies = ("sync", "async") if lab.quick else RULES
     pairs = list(product(TASKS, policies))
-    tried = [
-        Case(*pair, factor, lab.seeds[0], share / 2)
-        for pair, factor in product(pairs, () if lab.quick else FACTORS)
-    ]
-    found = dict(zip(tried, lab.outcomes([case.trial(lab) for case in tried]), strict=True))
-    cases = [
-        Case(*pair, 1.0 if lab.quick else _best(pair, found), seed, share)
-        for pair, seed in product(pairs, lab.seeds)
-    ]
+
+    def trying(pair: tuple[str, str], factor: float) -> Case:
+        return Case(*pair, factor, lab.seeds[0], share if lab.quick else share / 2)
+
+    best, found = tuned(
+        lab,
+        dict.fromkeys(pairs, (1.0,) if lab.quick else FACTORS),
+        lambda pair, factor: trying(pair, factor).trial(lab),
+        lambda pair, outcome: TASKS[pair[0]].badness(pair, outcome),
+    )
+    cases = [Case(*pair, best[pair], seed, share) for pair, seed in product(pairs, lab.seeds)]
     done = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
     curves: Rows = [
         {
@@ -120,19 +129,11 @@ def measure(lab: Lab) -> Tables:
         for case, outcome in done.items()
         for row in outcome.rows
     ]
-    tables = {"final": [_row(*pair) for pair in done.items()], "curves": curves}
-    return tables | ({"rates": [_row(*pair) for pair in found.items()]} if found else {})
-
-
-def _best(pair: tuple[str, str], found: dict[Case, Outcome]) -> float:
-    """The factor of the rate with which a task was learnt best under a rule."""
-    task = TASKS[pair[0]]
-
-    def badness(case: Case) -> float:
-        score = found[case].last(task.score)
-        return inf if isnan(score) else -score if task.is_high else score
-
-    return min((case for case in found if (case.task, case.policy) == pair), key=badness).factor
+    return {
+        "rates": [_row(trying(*key), outcome) for key, outcome in found.items()],
+        "final": [_row(*pair) for pair in done.items()],
+        "curves": curves,
+    }
 
 
 def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
@@ -186,7 +187,7 @@ def tell(tables: Tables) -> str:
     seeds = len({row["seed"] for row in rows})
     return (
         f"{WORKERS} workers, {seeds} seeds, as much data for every rule, its best rate in "
-        f"brackets. {'. '.join(parts)}."
+        f"brackets. {'. '.join(parts)}.{edges(tables['rates'], rows, 'task', 'rule')}"
     )
 
 

@@ -13,15 +13,17 @@ from itertools import product
 from math import inf, isnan, sqrt
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
 from paceline.lab.experiment import Lab, Rows
 from paceline.lab.experiments.curves import reached
 from paceline.lab.experiments.settings import picked, spread
+from paceline.lab.experiments.tuning import tuned
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Outcome, Trial, gradients_of
 from paceline.spec import Late
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "RATE",
     "WORKERS",
     "Entrant",
+    "Race",
     "bars",
     "digits",
     "mean_seconds",
@@ -49,8 +52,6 @@ class Entrant:
     """A rule on machines."""
 
     policy: str
-    gradients: int
-    """Of an update."""
     latency: str
     late: Late = "cancel"
 
@@ -59,12 +60,21 @@ class Entrant:
         """Its name in tables and figures."""
         return self.policy if self.late == "cancel" else f"{self.policy}, finish"
 
+    @property
+    def gradients(self) -> int:
+        """Of an update."""
+        return gradients_of(self.policy, WORKERS)
+
+    def rate(self, factor: float) -> float:
+        """Of the optimizer."""
+        return RATE * sqrt(self.gradients / WORKERS) * factor
+
     def trial(self, lab: Lab, factor: float, seed: int) -> Trial:
         """Trained until it is there, or has used all of the data."""
         return Trial(
             problem=digits(lab.data, seed, quick=lab.quick),
             recipe=Recipe(
-                RATE * sqrt(self.gradients / WORKERS) * factor,
+                self.rate(factor),
                 method="adam",
                 ema=1 - self.gradients * BATCH / AVERAGED,
             ),
@@ -88,39 +98,46 @@ def digits(data: Path, seed: int, *, quick: bool) -> Digits:
     return Digits(batch=BATCH, seed=seed, data=data, width=0.5, scored=1000 if quick else 2000)
 
 
-def race(lab: Lab, entrants: Sequence[Entrant]) -> Rows:
-    """When each of them was there, for each seed, at its best rate."""
-    factors = (0.3,) if lab.quick else FACTORS
-    tried = list(product(entrants, factors))
-    found = lab.outcomes([entrant.trial(lab, factor, lab.seeds[0]) for entrant, factor in tried])
-    by_pair = dict(zip(tried, found, strict=True))
-    wanted = accuracy_wanted(lab)
-    best = {
-        entrant: max(factors, key=lambda factor: _goodness(by_pair[entrant, factor], wanted))
-        for entrant in entrants
-    }
-    cases = list(product(entrants, lab.seeds))
-    trials = [entrant.trial(lab, best[entrant], seed) for entrant, seed in cases]
-    return [
-        {
-            "rule": entrant.label,
-            "rate": trial.recipe.rate_max,
-            "seed": seed,
-            "target": wanted,
-            **_result(outcome, wanted),
-        }
-        for (entrant, seed), trial, outcome in zip(cases, trials, lab.outcomes(trials), strict=True)
-    ]
+class Race(NamedTuple):
+    """When each was there."""
+
+    tried: Rows
+    """At every rate, with the first seed."""
+    final: Rows
+    """At the best rate, with all seeds."""
 
 
-def _goodness(outcome: Outcome, wanted: float) -> tuple[float, float]:
-    """Sooner is better; among those who never get there, nearer."""
+def race(lab: Lab, entrants: Sequence[Entrant]) -> Race:
+    """Let them run."""
+    best, found = tuned(
+        lab,
+        dict.fromkeys(entrants, (0.3,) if lab.quick else FACTORS),
+        lambda entrant, factor: entrant.trial(lab, factor, lab.seeds[0]),
+        lambda _, outcome: _badness(outcome, accuracy_wanted(lab)),
+    )
+    cases = [(entrant, best[entrant], seed) for entrant, seed in product(entrants, lab.seeds)]
+    outcomes = lab.outcomes([entrant.trial(lab, factor, seed) for entrant, factor, seed in cases])
+    return Race(
+        [_row(lab, *key, lab.seeds[0], outcome) for key, outcome in found.items()],
+        [_row(lab, *case, outcome) for case, outcome in zip(cases, outcomes, strict=True)],
+    )
+
+
+def _badness(outcome: Outcome, wanted: float) -> tuple[float, float]:
+    """Later is worse; among those who never get there, whoever is farther away."""
     seconds = reached(outcome.rows, wanted).seconds
-    return -inf if isnan(seconds) else -seconds, outcome.rows[-1].scores["accuracy"]
+    return inf if isnan(seconds) else seconds, -outcome.rows[-1].scores["accuracy"]
 
 
-def _result(outcome: Outcome, wanted: float) -> dict[str, float | str]:
+def _row(
+    lab: Lab, entrant: Entrant, factor: float, seed: int, outcome: Outcome
+) -> dict[str, float | str]:
+    wanted = accuracy_wanted(lab)
     return {
+        "rule": entrant.label,
+        "rate": entrant.rate(factor),
+        "seed": seed,
+        "target": wanted,
         **reached(outcome.rows, wanted)._asdict(),
         "accuracy": outcome.last("accuracy"),
         "staleness": outcome.staleness,
@@ -139,16 +156,9 @@ def mean_seconds(rows: Rows, rule: str) -> float:
 
 
 def outcome_words(rows: Rows) -> str:
-    """How long each took."""
-    parts = []
-    for rule in dict.fromkeys(str(row["rule"]) for row in rows):
-        seconds = picked(rows, "seconds", rule=rule)
-        there = [s for s in seconds if not isnan(s)]
-        if len(there) == len(seconds):
-            parts.append(f"{rule} {spread(seconds, 0)} s")
-        else:
-            parts.append(f"{rule} not with {len(seconds) - len(there)} of {len(seconds)} seeds")
-    return ", ".join(parts)
+    """How many seconds each took."""
+    rules = dict.fromkeys(str(row["rule"]) for row in rows)
+    return ", ".join(f"{rule} {spread(picked(rows, 'seconds', rule=rule), 0)}" for rule in rules)
 
 
 def bars(axes: Axes, rows: Rows) -> None:

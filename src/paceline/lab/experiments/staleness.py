@@ -9,9 +9,7 @@ staleness does depends on updates. Every staleness has the best of three rates, 
 the paper, too, takes smaller ones from a staleness of 20 on.
 """
 
-from collections.abc import Sequence
 from itertools import product
-from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
@@ -20,6 +18,7 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.settings import CHEN, finite, picked, spread
+from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Outcome, Trial
@@ -46,43 +45,27 @@ def measure(lab: Lab) -> Tables:
     levels = (0, 40) if lab.quick else (0, 5, 10, 20, 50, 100, 125)
     without_ramp = () if lab.quick else (10, 50, 125)
     kinds = [(level, True) for level in levels] + [(level, False) for level in without_ramp]
-    first, *others = lab.seeds
-    tried = [
-        Case(level, ramp, rate, first)
-        for level, ramp in kinds
-        for rate in ((0.1,) if lab.quick else RATES)
-    ]
-    found = _outcomes(lab, tried)
-    best = {
-        kind: min(
-            (case for case in tried if (case.staleness, case.ramp) == kind),
-            key=lambda case: _badness(found[case]),
-        )
-        for kind in kinds
-    }
-    found |= _outcomes(lab, [best[k]._replace(seed=seed) for k, seed in product(kinds, others)])
+    best, found = tuned(
+        lab,
+        dict.fromkeys(kinds, (0.1,) if lab.quick else RATES),
+        lambda kind, rate: _trial(lab, *kind, rate, lab.seeds[0]),
+        highest("accuracy"),
+    )
+    cases = [Case(*kind, best[kind], seed) for kind, seed in product(kinds, lab.seeds)]
+    outcomes = lab.outcomes([_trial(lab, *case) for case in cases])
     return {
-        "rates": [_row(case, found[case]) for case in tried],
-        "error": [
-            _row(case, found[case])
-            for kind in kinds
-            for case in (best[kind]._replace(seed=seed) for seed in lab.seeds)
+        "rates": [
+            _row(Case(*kind, rate, lab.seeds[0]), outcome)
+            for (kind, rate), outcome in found.items()
         ],
+        "error": [_row(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)],
         "layers": _layers(),
     }
-
-
-def _outcomes(lab: Lab, cases: Sequence[Case]) -> dict[Case, Outcome]:
-    return dict(zip(cases, lab.outcomes([_trial(lab, *case) for case in cases]), strict=True))
 
 
 def _error(outcome: Outcome) -> float:
     """In percent, at the end; NaN where there is none."""
     return 100 * (1 - outcome.last("accuracy"))
-
-
-def _badness(outcome: Outcome) -> float:
-    return inf if outcome.is_diverged else _error(outcome)
 
 
 def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
@@ -206,6 +189,7 @@ def tell(tables: Tables) -> str:
     if bare:
         without = "; ".join(_level(rows, level, "no") for level in bare)
         text += f" Without it: {without}."
+    text += edges(tables["rates"], rows, "staleness", "ramp")
     bottom, top = layers[0], layers[-1]
     return (
         f"{text} By layer, {LAYER_WORKERS} workers: {float(bottom['mean']):.1f} updates at the "

@@ -7,6 +7,7 @@ late work is finished, pushed, and then dropped, as in Chen et al.
 """
 
 from collections import Counter
+from statistics import fmean
 
 from matplotlib.figure import Figure
 from torch import nn
@@ -14,7 +15,8 @@ from torch import nn
 from paceline.core.events import Fate
 from paceline.lab.experiment import Experiment, Lab, Tables
 from paceline.lab.experiments.race import BATCH, WORKERS, Entrant, digits, outcome_words, race
-from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.settings import CHEN, finite, picked, spread
+from paceline.lab.experiments.tuning import edges
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -22,15 +24,17 @@ from paceline.spec import RunSpec
 __all__ = ["TRAFFIC"]
 
 ENTRANTS = (
-    Entrant("sync", 16, CHEN),
-    Entrant("backup:1", 15, CHEN),
-    Entrant("backup:1", 15, CHEN, late="finish"),
-    Entrant("backup:4", 12, CHEN),
-    Entrant("backup:4", 12, CHEN, late="finish"),
-    Entrant("batchsync:16", 16, CHEN),
-    Entrant("delayed:1", 16, CHEN),
-    Entrant("softsync:4", 4, CHEN),
-    Entrant("async", 1, CHEN),
+    Entrant("sync", CHEN),
+    Entrant("backup:1", CHEN),
+    Entrant("backup:1", CHEN, late="finish"),
+    Entrant("backup:4", CHEN),
+    Entrant("backup:4", CHEN, late="finish"),
+    Entrant("batchsync:16", CHEN),
+    Entrant("deadline", CHEN),
+    Entrant("delayed:1", CHEN),
+    Entrant("softsync:4", CHEN),
+    Entrant("ssp:3", CHEN),
+    Entrant("async", CHEN),
 )
 QUICK = (ENTRANTS[0], ENTRANTS[3], ENTRANTS[4])
 
@@ -42,11 +46,11 @@ def measure(lab: Lab) -> Tables:
     size = _bytes(problem.build())
     counts = [_counted(entrant, 200 if lab.quick else 2000, size) for entrant in entrants]
     moved = {str(row["rule"]): float(row["bytes_per_sample"]) for row in counts}
-    rows = race(lab, entrants)
-    for row in rows:
+    run = race(lab, entrants)
+    for row in run.final:
         samples = float(row["epochs"]) * problem.samples
         row["megabytes"] = samples * moved[str(row["rule"])] / 1e6
-    return {"counts": counts, "race": rows}
+    return {"counts": counts, "tried": run.tried, "race": run.final}
 
 
 def _bytes(model: nn.Module) -> int:
@@ -93,8 +97,8 @@ def draw(tables: Tables) -> Figure:
     left.set(xlabel="sizes of the model moved, for each gradient that counts")
     left.legend(frameon=False, loc="lower right")
     for place, rule in enumerate(rules):
-        values = picked(tables["race"], "megabytes", rule=rule)
-        right.barh(place, sum(values) / len(values), color="C2", alpha=0.5)
+        values = finite(picked(tables["race"], "megabytes", rule=rule))
+        right.barh(place, fmean(values or [0.0]), color="C2", alpha=0.5)
         right.plot(values, [place] * len(values), "k.", markersize=4)
     target = float(tables["race"][0]["target"])
     right.set(xlabel=f"megabytes moved until {target:.0%} are right", xlim=(0, None))
@@ -124,7 +128,8 @@ def tell(tables: Tables) -> str:
     return (
         f"For each gradient that counts (a model of {float(counts[0]['model_bytes']) / 1e3:.0f} kB,"
         f" {BATCH} samples), and to {float(rows[0]['target']):.0%} with {seeds} seeds: "
-        f"{'; '.join(parts)}.{spared} Times to the target: {outcome_words(rows)}."
+        f"{'; '.join(parts)}.{spared} Seconds to the target: {outcome_words(rows)}."
+        f"{edges(tables['tried'], rows, 'rule')}"
     )
 
 
