@@ -226,8 +226,8 @@ PIXELCNN = Experiment(
     expected=(
         "Chen et al., PixelCNN on CIFAR-10, RMSProp with momentum, 4 images a gradient: "
         "asynchronous training with 8 machines is worse than one machine, with 16 worse still; "
-        "7+1 and 15+1 synchronous machines come to what one machine reaches in the end in a quarter "
-        "to a third of its time (the paper's versions differ in the figures)."
+        "7+1 and 15+1 synchronous machines come to what one machine reaches in the end in a "
+        "quarter to a third of its time (the paper's versions differ in the figures)."
     ),
     measure=measure,
     draw=draw,
