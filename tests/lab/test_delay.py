@@ -83,7 +83,7 @@ def made_up(late):
             curves += [{**about, "update": s, "seconds": s, "accuracy": a} for s, a in points]
             final.append({**about, "updates": 9, "accuracy": points[-1][1]})
     rates = [{"model": "m", "rule": "sync", "paper": 1.0, "simulated": 1.0}]
-    return {"rates": rates, "final": final, "curves": curves}
+    return {"rates": rates, "tried": [], "final": final, "curves": curves}
 
 
 def test_a_rule_that_is_later_at_half_of_the_accuracy_loses_early():
