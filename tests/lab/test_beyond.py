@@ -5,6 +5,7 @@ from math import isnan
 
 import pytest
 
+from misfortune import check_misfortune
 from paceline.lab.experiment import make_again, run_experiment
 from paceline.lab.experiments.convex import (
     ASYNC,
@@ -60,6 +61,7 @@ def test_every_model_learns_from_fresh_gradients_and_stale_ones_are_as_old_as_wo
         assert (last > first) == TASKS[task].is_high
         assert 13 < picked(tables["final"], "staleness", task=task, rule="async")[0] < 16
     assert "GAN" in run_experiment(MODELS, quick, tmp_path)
+    check_misfortune(MODELS, tables)
 
 
 @pytest.mark.usefixtures("mnist")
@@ -73,6 +75,7 @@ def test_slow_halves_are_waited_for_dropped_or_used(quick, tmp_path):
     assert pace["async"]["lost"] < 0.01  # those that were under way at the end
     assert not any(isnan(mean_seconds(tables["race"], rule)) for rule in pace)
     assert "slow half" in run_experiment(UNEVEN, quick, tmp_path)
+    check_misfortune(UNEVEN, tables)
 
 
 @pytest.mark.usefixtures("mnist")
@@ -96,6 +99,7 @@ def test_backups_lose_against_a_slow_majority_owners_of_data_and_where_they_are_
     assert used < 10
     assert tries > 50
     assert "8 and 9" in run_experiment(LOSING, quick, tmp_path)
+    check_misfortune(LOSING, tables)
 
 
 def _update_s(rows, rule):
@@ -116,5 +120,6 @@ def test_late_gradients_are_pushed_in_vain_unless_they_are_cancelled(quick, tmp_
     assert counts["backup:4"]["pushes"] == pytest.approx(1, rel=0.02)
     assert counts["backup:4, finish"]["pushes"] == pytest.approx(16 / 12, rel=0.1)
     assert not any(isnan(float(row["megabytes"])) for row in tables["race"])
+    check_misfortune(TRAFFIC, tables)
     paragraph = run_experiment(TRAFFIC, quick, tmp_path)
     assert make_again(TRAFFIC, tmp_path) == paragraph

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from misfortune import check_misfortune
 from paceline.lab.experiments.choose_b import CHOOSE_B
 from paceline.lab.experiments.settings import picked
 
@@ -25,3 +26,4 @@ def test_a_few_backups_pay_many_do_not_and_the_planner_knows(quick):
         assert row["cost_percent"] < 10
     assert "the planner chooses" in CHOOSE_B.tell(tables)
     assert len(CHOOSE_B.draw(tables).axes) == 3
+    check_misfortune(CHOOSE_B, tables)

@@ -6,6 +6,7 @@ from math import isnan
 import pytest
 import torch
 
+from misfortune import check_misfortune
 from paceline.lab.experiments.delay import (
     DELAY,
     NOTHING,
@@ -69,6 +70,7 @@ def test_figure_and_paragraph_come_from_the_tables(tables):
     assert "alexnet: iterations a second" in text
     assert "(22.6)" in text
     assert "googlenet" not in text
+    check_misfortune(DELAY, tables)
 
 
 # ------------------------------------------------------------------------------- from the tables

@@ -5,6 +5,7 @@ from statistics import fmean
 
 import pytest
 
+from misfortune import check_misfortune
 from paceline.lab.experiment import run_experiment
 from paceline.lab.experiments.inception import INCEPTION
 from paceline.lab.experiments.settings import picked
@@ -23,6 +24,7 @@ def test_staleness_hurts(quick, tmp_path):
     assert abs(bottom - 39) < 0.2  # of 40 workers all others
     assert tables["layers"][0]["min"] > 15
     assert "Expected" in run_experiment(STALENESS, quick, tmp_path)
+    check_misfortune(STALENESS, tables)
 
 
 @pytest.mark.usefixtures("cifar10")
@@ -39,3 +41,4 @@ def test_an_update_with_backups_takes_less_time(quick, tmp_path):
     assert picked(tables["final"], "staleness", rule="backup") == [0]
     assert 6 < picked(tables["final"], "staleness", rule="async")[0] < 8
     assert "8 workers" in run_experiment(INCEPTION, quick, tmp_path)
+    check_misfortune(INCEPTION, tables)

@@ -6,6 +6,7 @@ from math import isnan
 import pytest
 import torch
 
+from misfortune import check_misfortune
 from paceline.lab.experiments.pixelcnn import PIXELCNN, RULES, seconds_to_serial, updates_within
 from paceline.lab.experiments.settings import picked
 from paceline.lab.problem import Draw
@@ -43,6 +44,7 @@ def test_figure_and_paragraph_come_from_the_tables(tables):
     text = PIXELCNN.tell(tables)
     assert f"7+1 {last(tables, '7+1'):.2f}" in text
     assert "async 16" not in text
+    check_misfortune(PIXELCNN, tables)
 
 
 def test_time_is_counted_in_updates_that_fit_into_it():
