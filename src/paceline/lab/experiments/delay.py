@@ -69,7 +69,7 @@ SUBJECTS: dict[str, Subject] = {
             network="model=28MB,bandwidth=6.35GB,servers=4",
             paper=dict(zip((NOTHING, *RULES), (26.7, 19.2, 22.5, 22.1, 22.5), strict=True)),
             width=1.0,
-            epochs=6.0,
+            epochs=4.0,
         ),
     )
 }

@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 def measure(lab: Lab) -> Tables:
     """Train with every staleness, with and without the ramp, at the rate that is best for it."""
-    levels = (0, 40) if lab.quick else (0, 5, 10, 20, 50, 100, 125)
+    levels = (0, 40) if lab.quick else (0, 10, 20, 50, 100, 125)
     without_ramp = () if lab.quick else (10, 50, 125)
     kinds = [(level, True) for level in levels] + [(level, False) for level in without_ramp]
     best, found = tuned(
