@@ -30,7 +30,7 @@ __all__ = ["PIXELCNN"]
 
 BATCH = 4
 RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-SECONDS, TRYING = 1500.0, 400.0
+SECONDS, TRYING = 1500.0, 375.0
 GUESSING = 8.0  # bits, of whoever knows nothing
 
 
