@@ -28,17 +28,20 @@ def test_staleness_hurts(quick, tmp_path):
 
 
 @pytest.mark.usefixtures("cifar10")
-def test_an_update_with_backups_takes_less_time(quick, tmp_path):
+def test_updates_with_backups_take_less_time_and_stale_gradients_bear_smaller_rates(
+    quick, tmp_path
+):
     tables = INCEPTION.measure(quick)
-    updates, seconds = (
+    updates, seconds, accuracy = (
         {
             rule: picked(tables["final"], column, rule=rule)[0]
             for rule in ("sync", "backup", "async")
         }
-        for column in ("updates", "seconds")
+        for column in ("updates", "seconds", "accuracy")
     )
-    assert seconds["backup"] / updates["backup"] < 0.97 * seconds["sync"] / updates["sync"]
+    assert seconds["backup"] / updates["backup"] < 0.95 * seconds["sync"] / updates["sync"]
+    assert accuracy["async"] < accuracy["sync"] - 0.04
     assert picked(tables["final"], "staleness", rule="backup") == [0]
-    assert 6 < picked(tables["final"], "staleness", rule="async")[0] < 8
-    assert "8 workers" in run_experiment(INCEPTION, quick, tmp_path)
+    assert 22 < picked(tables["final"], "staleness", rule="async")[0] < 25
+    assert "25 workers" in run_experiment(INCEPTION, quick, tmp_path)
     check_misfortune(INCEPTION, tables)

@@ -11,12 +11,14 @@ gradient, and η <= 1/L. A step along a gradient g without bias changes F on ave
 
 which is the bound of Dutta et al. (2018) for K-sync as we recall it. L and c are those of the
 problem, σ² is the largest that was seen on the way. There is no such line for `async`: its bound
-needs to know how far gradients change while they are under way.
+needs to know how far gradients change while they are under way. That goes with the rate; so where
+staleness begins to hurt is looked at with several.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import log
+from math import log, nan
 from statistics import fmean
 
 import numpy as np
@@ -24,7 +26,7 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
-from paceline.lab.experiments.settings import picked, spread
+from paceline.lab.experiments.settings import finite, picked, spread
 from paceline.lab.problems.convex import Census
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
@@ -46,10 +48,16 @@ class Setting:
     batch: int  # m
     rate: float  # η
     updates: int  # J
+    larger: tuple[float, ...]  # rates, for one gradient in an update, fresh or stale
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """From the smallest on."""
+        return (self.rate, *self.larger)
 
 
-FULL = Setting((1, 2, 4, 8, 16), batch=8, rate=0.02, updates=4000)
-QUICK = Setting((1, 4, 16), batch=2, rate=0.03, updates=1000)
+FULL = Setting((1, 2, 4, 8, 16), batch=8, rate=0.02, updates=4000, larger=(0.04, 0.08, 0.16, 0.32))
+QUICK = Setting((1, 4, 16), batch=2, rate=0.03, updates=1000, larger=(0.15,))
 
 
 def bound(gradients: int, updates: float, start: float, known: dict[str, float]) -> float:
@@ -60,10 +68,10 @@ def bound(gradients: int, updates: float, start: float, known: dict[str, float])
 
 
 def measure(lab: Lab) -> Tables:
-    """Train with every K, and asynchronously, for as many updates."""
+    """Train with every K, and asynchronously, for as many updates; with larger rates as well."""
     setting = QUICK if lab.quick else FULL
     cases = list(product((*setting.gradients, ASYNC), lab.seeds))
-    trials = [_trial(lab, setting, *case) for case in cases]
+    trials = [_trial(lab, setting, *case, setting.rate) for case in cases]
     outcomes = lab.outcomes(trials)
     curves: Rows = [
         {
@@ -85,15 +93,35 @@ def measure(lab: Lab) -> Tables:
         **problem.curvature._asdict(),
         "variance": max(row.scores["variance"] for o in outcomes for row in o.rows),
     }
-    return {"curves": curves, "constants": [known]}
+    return {"curves": curves, "constants": [known], "rates": _with_rates(lab, setting)}
 
 
-def _trial(lab: Lab, setting: Setting, gradients: int, seed: int) -> Trial:
+def _with_rates(lab: Lab, setting: Setting) -> Rows:
+    """Where it ends with one gradient in an update, fresh or stale, at every rate."""
+    cases = list(product((1, ASYNC), lab.seeds, setting.rates))
+    outcomes = lab.outcomes([_trial(lab, setting, *case) for case in cases])
+    return [
+        {
+            "gradients": gradients,
+            "seed": seed,
+            "rate": rate,
+            "floor": nan if outcome.is_diverged else _late([r.scores["gap"] for r in outcome.rows]),
+        }
+        for (gradients, seed, rate), outcome in zip(cases, outcomes, strict=True)
+    ]
+
+
+def _late(gaps: Sequence[float]) -> float:
+    """The mean distance over the last half of the updates."""
+    return fmean(gaps[len(gaps) // 2 :])
+
+
+def _trial(lab: Lab, setting: Setting, gradients: int, seed: int, rate: float) -> Trial:
     problem = Census(batch=setting.batch, seed=seed, data=lab.data, l2=L2)
     samples = setting.updates * setting.batch * max(1, gradients)
     return Trial(
         problem=problem,
-        recipe=Recipe(setting.rate),
+        recipe=Recipe(rate),
         policy=f"backup:{WORKERS - gradients}" if gradients else "async",
         workers=WORKERS,
         latency=LATENCY,
@@ -107,18 +135,17 @@ def _curve(rows: Rows, gradients: float, against: str) -> tuple[list[float], lis
 
 
 def floor(tables: Tables, gradients: float) -> float:
-    """The mean distance over the last half of the updates."""
+    """Where the distance ends, on average over the seeds."""
     return fmean(_floors(tables, gradients))
 
 
 def _floors(tables: Tables, gradients: float) -> list[float]:
     """Of each seed."""
     rows = tables["curves"]
-    gaps = [
-        picked(rows, "gap", gradients=gradients, seed=seed)
+    return [
+        _late(picked(rows, "gap", gradients=gradients, seed=seed))
         for seed in dict.fromkeys(picked(rows, "seed"))
     ]
-    return [fmean(own[len(own) // 2 :]) for own in gaps]
 
 
 def seconds_to_near(tables: Tables, gradients: float) -> list[float]:
@@ -152,9 +179,9 @@ def _constants(tables: Tables) -> dict[str, float]:
 
 
 def draw(tables: Tables) -> Figure:
-    """The distance against updates with its bound, against time, and its floor against K."""
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    """The distance against updates and time, where it ends against K and against the rate."""
+    figure = Figure(figsize=(17, 4), layout="constrained")
+    left, middle, right, last = figure.subplots(1, 4)
     rows, ks = tables["curves"], _ks(tables)
     known = _constants(tables)
     for number, k in enumerate([*ks, ASYNC]):
@@ -178,9 +205,31 @@ def draw(tables: Tables) -> Figure:
     right.set_xticks(ks, [f"{k:g}" for k in ks])
     right.minorticks_off()
     right.legend(frameon=False)
-    for axes in (left, middle, right):
+    for k, label in ((1, "K = 1"), (ASYNC, "async")):
+        rates = _rates(tables)
+        ends = [finite(picked(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
+        last.plot(rates, [fmean(own) if own else nan for own in ends], "o-", label=label)
+    last.set(xlabel="rate", xscale="log", yscale="log", title="one gradient, fresh or stale")
+    last.legend(frameon=False)
+    for axes in (left, middle, right, last):
         axes.grid(alpha=0.3)
     return figure
+
+
+def _rates(tables: Tables) -> list[float]:
+    return sorted(set(picked(tables["rates"], "rate")))
+
+
+def _rate_words(tables: Tables) -> str:
+    """Where one gradient in an update ends, fresh and stale, at every rate."""
+    parts = []
+    for rate in _rates(tables):
+        fresh, stale = (
+            spread([1e3 * f for f in picked(tables["rates"], "floor", gradients=k, rate=rate)])
+            for k in (1, ASYNC)
+        )
+        parts.append(f"{rate:g}: {fresh} and {stale}")
+    return ", ".join(parts)
 
 
 def tell(tables: Tables) -> str:
@@ -202,7 +251,8 @@ def tell(tables: Tables) -> str:
         f"K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: {times}. The mean curves lie "
         f"{is_held} their bounds, at {highest:.0%} of them or less (L = {known['smoothness']:.3g}, "
         f"c = {known['strong_convexity']:g}, σ² = {known['variance']:.3g}, "
-        f"m = {known['batch']:g}, η = {known['rate']:g})."
+        f"m = {known['batch']:g}, η = {known['rate']:g}). Floors with K = 1 and async at larger "
+        f"rates: {_rate_words(tables)}."
     )
 
 
@@ -212,7 +262,8 @@ CONVEX = Experiment(
     expected=(
         "Dutta et al., as recalled and derived again: with a fixed rate, K-sync goes at a rate "
         "that does not depend on K to a floor that goes with 1/K, and stays below a bound with "
-        "known constants; asynchronous training goes down sooner in time, to a higher floor."
+        "known constants; asynchronous training goes down sooner in time, to a higher floor, and "
+        "the more so the larger the rate is."
     ),
     measure=measure,
     draw=draw,

@@ -40,7 +40,7 @@ __all__ = ["LOSING"]
 
 MAJORITY = f"{CHEN}; workers 0-11 x3"
 MAJORITY_RULES = ("sync", "backup:4", "backup:12", "batchsync:24", "async")
-MAJORITY_RULES_QUICK = ("sync", "backup:4", "batchsync:24")
+MAJORITY_RULES_QUICK = ("sync", "backup:4", "backup:12")
 LARGE_RULES = ("sync", "backup:1", "backup:4", "backup:8", "backup:14")
 LARGE_RULES_QUICK = ("sync", "backup:14")
 
