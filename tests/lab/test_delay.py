@@ -82,7 +82,7 @@ def made_up(late):
     for kind in ("same", "own"):
         for rule, points in {"sync": ((0, 0), (20, 0.2), (40, 0.4)), "delayed:1": late}.items():
             about = {"model": "m", "kind": kind, "rule": rule, "rate": 0.1, "seed": 0}
-            curves += [{**about, "update": s, "seconds": s, "accuracy": a} for s, a in points]
+            curves += [{**about, "updates": s, "seconds": s, "accuracy": a} for s, a in points]
             final.append({**about, "updates": 9, "accuracy": points[-1][1]})
     rates = [{"model": "m", "rule": "sync", "paper": 1.0, "simulated": 1.0}]
     return {"rates": rates, "tried": [], "final": final, "curves": curves}

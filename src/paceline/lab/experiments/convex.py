@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
+from paceline.lab.experiments.rows import curve_rows
 from paceline.lab.experiments.settings import finite, picked, spread
 from paceline.lab.problems.convex import Census
 from paceline.lab.recipe import Recipe
@@ -74,15 +75,9 @@ def measure(lab: Lab) -> Tables:
     trials = [_trial(lab, setting, *case, setting.rate) for case in cases]
     outcomes = lab.outcomes(trials)
     curves: Rows = [
-        {
-            "gradients": gradients,
-            "seed": seed,
-            "updates": row.update,
-            "seconds": row.time,
-            "gap": row.scores["gap"],
-        }
+        row
         for (gradients, seed), outcome in zip(cases, outcomes, strict=True)
-        for row in outcome.rows
+        for row in curve_rows({"gradients": gradients, "seed": seed}, outcome, gap="gap")
     ]
     problem = trials[0].problem
     assert isinstance(problem, Census)

@@ -18,11 +18,12 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
+from paceline.lab.experiments.rows import curve_rows, end_row
 from paceline.lab.experiments.settings import picked, spread
 from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.tiny import Tiny
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Trial
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -124,12 +125,19 @@ def measure(lab: Lab) -> Tables:
     return {
         "rates": [row for model in models for row in _iteration_rates(SUBJECTS[model])],
         "tried": [
-            _row("tried", Case(*pair, rate, lab.seeds[0]), outcome)
+            end_row(Case(*pair, rate, lab.seeds[0])._asdict(), outcome, accuracy="accuracy")
             for (pair, rate), outcome in found.items()
         ],
-        "final": [_row(kind, case, outcome) for (kind, case), outcome in done],
+        "final": [
+            end_row({"kind": kind, **case._asdict()}, outcome, accuracy="accuracy")
+            for (kind, case), outcome in done
+        ],
         "curves": [
-            row for (kind, case), outcome in done for row in _curve_rows(kind, case, outcome)
+            row
+            for (kind, case), outcome in done
+            for row in curve_rows(
+                {"kind": kind, **case._asdict()}, outcome, accuracy="accuracy", loss="loss"
+            )
         ],
     }
 
@@ -156,31 +164,6 @@ def iterations_per_s(subject: Subject, rule: str, steps: int = 1000) -> float:
     return steps / max(record.t for record in trace.records if isinstance(record, Update))
 
 
-def _row(kind: str, case: Case, outcome: Outcome) -> dict[str, float | str]:
-    return {
-        "kind": kind,
-        **case._asdict(),
-        "updates": outcome.updates,
-        "seconds": outcome.seconds,
-        "staleness": outcome.staleness,
-        "accuracy": outcome.last("accuracy"),
-    }
-
-
-def _curve_rows(kind: str, case: Case, outcome: Outcome) -> Rows:
-    return [
-        {
-            "kind": kind,
-            **case._asdict(),
-            "update": row.update,
-            "seconds": row.time,
-            "accuracy": row.scores["accuracy"],
-            "loss": row.scores["loss"],
-        }
-        for row in outcome.rows
-    ]
-
-
 def draw(tables: Tables) -> Figure:
     """A row for each network: accuracy against updates and time, then time with the own rates."""
     models = list(dict.fromkeys(str(row["model"]) for row in tables["final"]))
@@ -188,7 +171,7 @@ def draw(tables: Tables) -> Figure:
     panels = figure.subplots(len(models), 3, squeeze=False, sharey="row")
     for row, model in zip(panels, models, strict=True):
         for axes, kind, x in zip(
-            row, ("same", "same", "own"), ("update", "seconds", "seconds"), strict=True
+            row, ("same", "same", "own"), ("updates", "seconds", "seconds"), strict=True
         ):
             _draw_curves(axes, tables, model, kind, x)
         row[0].set(ylabel="test accuracy")
@@ -202,7 +185,7 @@ def _draw_curves(axes: Axes, tables: Tables, model: str, kind: str, x: str) -> N
         axes.plot(*_curve(tables, model, kind, rule, x), color=f"C{number}", label=label)
     same = picked(tables["final"], "rate", model=model, kind="same")[0]
     rates = f"rate {same:g} for all" if kind == "same" else "the best rate of each"
-    axes.set(xlabel="updates" if x == "update" else "virtual time (s)", title=f"{model}, {rates}")
+    axes.set(xlabel=x if x == "updates" else "virtual time (s)", title=f"{model}, {rates}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
 

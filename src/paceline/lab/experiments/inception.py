@@ -19,11 +19,12 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
+from paceline.lab.experiments.rows import curve_rows, end_row
 from paceline.lab.experiments.settings import CHEN, FACTORS, finite, picked, spread
 from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.images import Photographs
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial, gradients_of
+from paceline.lab.trial import Trial, gradients_of
 
 __all__ = ["INCEPTION", "curve"]
 
@@ -79,6 +80,17 @@ class Case:
         """Of the optimizer."""
         return RATE * gradients_of(self.policy, self.workers) * self.factor
 
+    @property
+    def about(self) -> dict[str, float | str]:
+        """Its columns in tables."""
+        return {
+            "workers": self.workers,
+            "rule": self.label,
+            "rate": self.rate,
+            "clip_norm": self.clip_norm or "",
+            "seed": self.seed,
+        }
+
     def trial(self, lab: Lab) -> Trial:
         """The same as a trial."""
         problem = Photographs(
@@ -129,34 +141,18 @@ def measure(lab: Lab) -> Tables:
     ]
     final = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
     return {
-        "rates": [_row(trying(*key), outcome) for key, outcome in found.items()],
-        "final": [_row(case, outcome) for case, outcome in final.items()],
-        "curves": [
-            {
-                "workers": case.workers,
-                "rule": case.label,
-                "seed": case.seed,
-                "seconds": row.time,
-                "epochs": row.epochs,
-                "accuracy": row.scores["accuracy"],
-            }
-            for case, outcome in final.items()
-            for row in outcome.rows
+        "rates": [
+            end_row(trying(*key).about, outcome, accuracy="accuracy")
+            for key, outcome in found.items()
         ],
-    }
-
-
-def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
-    return {
-        "workers": case.workers,
-        "rule": case.label,
-        "rate": case.rate,
-        "clip_norm": case.clip_norm or "",
-        "seed": case.seed,
-        "updates": outcome.updates,
-        "seconds": outcome.seconds,
-        "staleness": outcome.staleness,
-        "accuracy": outcome.last("accuracy"),
+        "final": [
+            end_row(case.about, outcome, accuracy="accuracy") for case, outcome in final.items()
+        ],
+        "curves": [
+            row
+            for case, outcome in final.items()
+            for row in curve_rows(case.about, outcome, accuracy="accuracy")
+        ],
     }
 
 

@@ -15,8 +15,9 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from paceline.lab.experiment import Experiment, Lab, Rows, Tables
+from paceline.lab.experiment import Experiment, Lab, Tables
 from paceline.lab.experiments.curves import mean_curve
+from paceline.lab.experiments.rows import curve_rows, end_row
 from paceline.lab.experiments.settings import CHEN, FACTORS, picked, spread
 from paceline.lab.experiments.tuning import Badness, edges, highest, lowest, tuned
 from paceline.lab.problem import Problem
@@ -24,7 +25,7 @@ from paceline.lab.problems.cartpole import CartPole
 from paceline.lab.problems.gan import DrawnDigits
 from paceline.lab.problems.text import Shakespeare
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial, gradients_of
+from paceline.lab.trial import Trial, gradients_of
 
 __all__ = ["MODELS"]
 
@@ -86,6 +87,16 @@ class Case:
         gradients = gradients_of(self.policy, WORKERS)
         return TASKS[self.task].rate * sqrt(gradients / WORKERS) * self.factor
 
+    @property
+    def score(self) -> str:
+        """What it is judged by."""
+        return TASKS[self.task].score
+
+    @property
+    def about(self) -> dict[str, float | str]:
+        """Its columns in tables."""
+        return {"task": self.task, "rule": self.policy, "rate": self.rate, "seed": self.seed}
+
     def trial(self, lab: Lab) -> Trial:
         """The same as a trial."""
         task = TASKS[self.task]
@@ -117,35 +128,18 @@ def measure(lab: Lab) -> Tables:
     )
     cases = [Case(*pair, best[pair], seed, share) for pair, seed in product(pairs, lab.seeds)]
     done = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
-    curves: Rows = [
-        {
-            "task": case.task,
-            "rule": case.policy,
-            "seed": case.seed,
-            "seconds": row.time,
-            "epochs": row.epochs,
-            "score": row.scores[TASKS[case.task].score],
-        }
-        for case, outcome in done.items()
-        for row in outcome.rows
-    ]
     return {
-        "rates": [_row(trying(*key), outcome) for key, outcome in found.items()],
-        "final": [_row(*pair) for pair in done.items()],
-        "curves": curves,
-    }
-
-
-def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
-    return {
-        "task": case.task,
-        "rule": case.policy,
-        "rate": case.rate,
-        "seed": case.seed,
-        "updates": outcome.updates,
-        "seconds": outcome.seconds,
-        "staleness": outcome.staleness,
-        "score": outcome.last(TASKS[case.task].score),
+        "rates": [
+            end_row(case.about, outcome, score=case.score)
+            for key, outcome in found.items()
+            for case in [trying(*key)]
+        ],
+        "final": [end_row(case.about, outcome, score=case.score) for case, outcome in done.items()],
+        "curves": [
+            row
+            for case, outcome in done.items()
+            for row in curve_rows(case.about, outcome, score=case.score)
+        ],
     }
 
 

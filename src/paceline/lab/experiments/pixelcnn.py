@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
+from paceline.lab.experiments.rows import curve_rows, end_row
 from paceline.lab.experiments.settings import CHEN, picked, spread
 from paceline.lab.experiments.tuning import edges, lowest, tuned
 from paceline.lab.problems.pixels import Pixels
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial, gradients_of
+from paceline.lab.trial import Trial, gradients_of
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -64,6 +65,11 @@ class Case:
     seed: int
     seconds: float
     """Of virtual time."""
+
+    @property
+    def about(self) -> dict[str, float | str]:
+        """Its columns in tables."""
+        return {"rule": self.label, "rate": self.rate, "seed": self.seed}
 
     def trial(self, lab: Lab) -> Trial:
         """The same as a trial."""
@@ -112,36 +118,18 @@ def measure(lab: Lab) -> Tables:
         lowest("bits"),
     )
     cases = [Case(label, best[label], seed, seconds) for label, seed in product(labels, lab.seeds)]
-    outcomes = lab.outcomes([case.trial(lab) for case in cases])
+    final = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
     return {
         "rates": [
-            _row(Case(*key, lab.seeds[0], trying), outcome) for key, outcome in found.items()
+            end_row(Case(*key, lab.seeds[0], trying).about, outcome, bits="bits")
+            for key, outcome in found.items()
         ],
-        "final": [_row(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)],
+        "final": [end_row(case.about, outcome, bits="bits") for case, outcome in final.items()],
         "curves": [
-            {
-                "rule": case.label,
-                "seed": case.seed,
-                "seconds": row.time,
-                "epochs": row.epochs,
-                "bits": row.scores["bits"],
-            }
-            for case, outcome in zip(cases, outcomes, strict=True)
-            for row in outcome.rows
+            row
+            for case, outcome in final.items()
+            for row in curve_rows(case.about, outcome, bits="bits")
         ],
-    }
-
-
-def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
-    return {
-        "rule": case.label,
-        "rate": case.rate,
-        "seed": case.seed,
-        "updates": outcome.updates,
-        "gradients": outcome.used,
-        "staleness": outcome.staleness,
-        "seconds": outcome.seconds,
-        "bits": outcome.last("bits"),
     }
 
 
