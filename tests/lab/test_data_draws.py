@@ -11,6 +11,10 @@ from paceline.lab.problem import Draw
 DRAWS = [Draw(3, 0), Draw(0, 7), Draw(3, 1)]
 
 
+def quarters() -> Shares:
+    return Shares(torch.randperm(1000, generator=torch.Generator().manual_seed(0)).split(250))
+
+
 def test_a_draw_has_the_same_samples_alone_and_together() -> None:
     together = indices(5, DRAWS, 32, 60_000).view(3, 32)
     for place, draw in enumerate(DRAWS):
@@ -40,21 +44,8 @@ def test_what_chose_the_samples_does_not_change_them() -> None:
     assert rng(0, Draw(0, 0)).integers(1000, size=8).tolist() != chosen
 
 
-def test_equal_shares_are_disjoint_and_complete() -> None:
-    shares = Shares.equal(100, 8, seed=0)
-    pools = [shares.of(worker).tolist() for worker in range(8)]
-    assert {len(pool) for pool in pools} == {12, 13}
-    assert sorted(index for pool in pools for index in pool) == list(range(100))
-    assert pools[0] != sorted(pools[0])
-
-
-def test_equal_shares_follow_from_the_seed() -> None:
-    one, same, other = (Shares.equal(100, 4, seed).of(2).tolist() for seed in (1, 1, 2))
-    assert one == same != other
-
-
 def test_every_worker_draws_from_its_share_only() -> None:
-    shares = Shares.equal(1000, 4, seed=0)
+    shares = quarters()
     drawn = indices(0, [Draw(worker, 5) for worker in range(4)], 2000, shares).view(4, -1)
     for worker in range(4):
         assert set(drawn[worker].tolist()) <= set(shares.of(worker).tolist())
@@ -62,7 +53,7 @@ def test_every_worker_draws_from_its_share_only() -> None:
 
 
 def test_a_draw_from_shares_has_the_same_samples_alone_and_together() -> None:
-    shares = Shares.equal(1000, 4, seed=0)
+    shares = quarters()
     together = indices(5, DRAWS, 32, shares).view(3, 32)
     for place, draw in enumerate(DRAWS):
         assert torch.equal(indices(5, [draw], 32, shares), together[place])
@@ -89,4 +80,4 @@ def test_a_worker_without_samples_is_refused() -> None:
 
 def test_a_worker_beyond_the_shares_is_refused() -> None:
     with pytest.raises(SpecError, match="there are shares for 4 workers, none for 4"):
-        indices(0, [Draw(4, 0)], 1, Shares.equal(100, 4, seed=0))
+        indices(0, [Draw(4, 0)], 1, quarters())

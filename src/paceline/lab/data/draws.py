@@ -29,15 +29,6 @@ class Shares:
         self._pools = [pool.numpy() for pool in pools]
 
     @classmethod
-    def equal(cls, samples: int, workers: int, seed: int) -> "Shares":
-        """Every sample belongs to one worker, whoever that is; all have as many, give or take one.
-
-        What is known of one worker's samples tells nothing of another's: they are shuffled first.
-        """
-        order = torch.from_numpy(np.random.default_rng([seed, 0, 0, 2]).permutation(samples))
-        return cls(order.tensor_split(workers))
-
-    @classmethod
     def reserved(
         cls, labels: Tensor, workers: int, owners: Mapping[int, Sequence[int]]
     ) -> "Shares":
