@@ -200,11 +200,13 @@ def draw(tables: Tables) -> Figure:
     right.set_xticks(ks, [f"{k:g}" for k in ks])
     right.minorticks_off()
     right.legend(frameon=False)
+    rates = _rates(tables)
     for k, label in ((1, "K = 1"), (ASYNC, "async")):
-        rates = _rates(tables)
         ends = [finite(picked(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
         last.plot(rates, [fmean(own) if own else nan for own in ends], "o-", label=label)
     last.set(xlabel="rate", xscale="log", yscale="log", title="one gradient, fresh or stale")
+    last.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    last.minorticks_off()
     last.legend(frameon=False)
     for axes in (left, middle, right, last):
         axes.grid(alpha=0.3)
