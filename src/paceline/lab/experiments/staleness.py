@@ -29,6 +29,9 @@ __all__ = ["STALENESS"]
 RAMP = 3 / 25  # of the data
 RATES = (0.03, 0.01, 0.003)
 LAYERS, LAYER_WORKERS, CYCLES = 18, 40, 400
+WITH, WITHOUT = "with ramp", "without ramp"
+PAPER = {0: 0.37, 10: 0.36, 20: 0.47, 50: 0.52, 100: 0.79, 125: 1.35}
+"""Error (%) by staleness, with the ramp, read off figure 2 of Chen et al."""
 
 
 class Case(NamedTuple):
@@ -71,7 +74,7 @@ def _error(outcome: Outcome) -> float:
 def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
     return {
         "staleness": case.staleness,
-        "ramp": "yes" if case.ramp else "no",
+        "ramp": WITH if case.ramp else WITHOUT,
         "rate": case.rate,
         "seed": case.seed,
         "measured_staleness": outcome.staleness,
@@ -147,7 +150,7 @@ def draw(tables: Tables) -> Figure:
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     rows = tables["error"]
-    for ramp, style, label in (("yes", "o-", "with the ramp"), ("no", "s--", "without")):
+    for ramp, style in ((WITH, "o-"), (WITHOUT, "s--")):
         levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == ramp})
         if levels:
             errors = [finite(_errors(rows, level, ramp)) or [90.0] for level in levels]
@@ -156,9 +159,12 @@ def draw(tables: Tables) -> Figure:
                 [m - min(e) for m, e in zip(means, errors, strict=True)],
                 [max(e) - m for m, e in zip(means, errors, strict=True)],
             ]
-            left.errorbar(levels, means, spans, fmt=style, capsize=3, label=label)
+            left.errorbar(levels, means, spans, fmt=style, capsize=3, label=ramp)
+    left.plot(*zip(*PAPER.items(), strict=True), ".:", color="grey", label="the paper's, with ramp")
     left.set(xlabel="mean staleness (updates)", ylabel="test error (%)", yscale="log")
     left.set_title("MNIST CNN, asynchronous")
+    left.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
+    left.minorticks_off()
     left.legend(frameon=False)
     layers = tables["layers"]
     right.plot([row["layer"] for row in layers], [row["mean"] for row in layers], "o-")
@@ -169,6 +175,7 @@ def draw(tables: Tables) -> Figure:
         alpha=0.2,
     )
     right.set(xlabel="layer (0: bottom)", ylabel="staleness (updates)", ylim=(0, None))
+    right.set_xticks(range(0, LAYERS + 1, 3))
     right.set_title(f"{LAYER_WORKERS} workers, read bottom-up, sent top-down")
     return figure
 
@@ -182,12 +189,12 @@ def tell(tables: Tables) -> str:
     """Put it into words."""
     rows, layers = tables["error"], tables["layers"]
     seeds = len({row["seed"] for row in rows})
-    levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == "yes"})
-    errors = "; ".join(_level(rows, level, "yes") for level in levels)
+    levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITH})
+    errors = "; ".join(_level(rows, level, WITH) for level in levels)
     text = f"Test error (%) by mean staleness, with the ramp, {seeds} seeds: {errors}."
-    bare = sorted({float(row["staleness"]) for row in rows if row["ramp"] == "no"})
+    bare = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITHOUT})
     if bare:
-        without = "; ".join(_level(rows, level, "no") for level in bare)
+        without = "; ".join(_level(rows, level, WITHOUT) for level in bare)
         text += f" Without it: {without}."
     text += edges(tables["rates"], rows, "staleness", "ramp")
     bottom, top = layers[0], layers[-1]
