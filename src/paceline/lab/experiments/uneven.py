@@ -20,7 +20,7 @@ SLOW = 8
 LATENCY = f"{CHEN}; workers 0-{SLOW - 1} x2"
 RULES = (
     *("sync", "backup:1", "backup:4", "backup:8", "backup:12"),
-    *("batchsync:16", "batchsync:24", "ssp:3", "softsync:4", "async"),
+    *("batchsync:8", "batchsync:16", "batchsync:24", "ssp:3", "softsync:4", "async"),
 )
 QUICK_RULES = ("sync", "backup:8", "batchsync:24", "async")
 
