@@ -2,7 +2,7 @@
 """Races: which rule is first to reach an accuracy, on given machines.
 
 Sixteen workers train the MNIST CNN with Adam at a fixed rate. Each rule has the best of five,
-tried with the first seed: parts of one that goes with the root of the gradients of an update. What
+tried with the first seed: parts of one that goes with the root of the samples of an update. What
 is looked at is a moving average of the weights, because theirs alone jumps up and down. Where the
 target was reached between two looks, a straight line says when.
 """
@@ -42,7 +42,7 @@ __all__ = [
 
 WORKERS = 16
 BATCH = 16
-RATE = 0.01  # of an update of all workers
+RATE = 0.01  # of an update of all workers with such mini-batches
 FACTORS = (0.03, 0.1, 0.3, 1.0, 3.0)
 AVERAGED = 1000  # samples that the moving average of the weights reaches back over
 
@@ -54,6 +54,7 @@ class Entrant:
     policy: str
     latency: str
     late: Late = "cancel"
+    batch: int = BATCH
 
     @property
     def label(self) -> str:
@@ -65,18 +66,23 @@ class Entrant:
         """Of an update."""
         return gradients_of(self.policy, WORKERS)
 
+    @property
+    def samples(self) -> int:
+        """Of an update."""
+        return self.gradients * self.batch
+
     def rate(self, factor: float) -> float:
         """Of the optimizer."""
-        return RATE * sqrt(self.gradients / WORKERS) * factor
+        return RATE * sqrt(self.samples / (WORKERS * BATCH)) * factor
 
     def trial(self, lab: Lab, factor: float, seed: int) -> Trial:
         """Trained until it is there, or has used all of the data."""
         return Trial(
-            problem=digits(lab.data, seed, quick=lab.quick),
+            problem=digits(lab.data, seed, self.batch, quick=lab.quick),
             recipe=Recipe(
                 self.rate(factor),
                 method="adam",
-                ema=1 - self.gradients * BATCH / AVERAGED,
+                ema=1 - self.samples / AVERAGED,
             ),
             policy=self.policy,
             workers=WORKERS,
@@ -93,9 +99,9 @@ def accuracy_wanted(lab: Lab) -> float:
     return 0.8 if lab.quick else 0.9
 
 
-def digits(data: Path, seed: int, *, quick: bool) -> Digits:
+def digits(data: Path, seed: int, batch: int = BATCH, *, quick: bool) -> Digits:
     """What is trained."""
-    return Digits(batch=BATCH, seed=seed, data=data, width=0.5, scored=1000 if quick else 2000)
+    return Digits(batch=batch, seed=seed, data=data, width=0.5, scored=1000 if quick else 2000)
 
 
 class Race(NamedTuple):
