@@ -5,7 +5,7 @@ from math import nan
 
 SCORES = {"accuracy", "bits", "error_percent", "megabytes", "others", "reserved", "score"}
 TO_A_TARGET = {"epochs", "product_s", "seconds", "updates"}
-WITH_A_TARGET = {"direct", "large", "majority", "mild", "race", "updates"}
+WITH_A_TARGET = {"direct", "large", "majority", "mild", "race", "small", "updates"}
 
 
 def with_a_failure(tables):

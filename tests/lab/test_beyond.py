@@ -91,13 +91,13 @@ def test_backups_lose_if_too_few_for_a_slow_majority_if_the_slow_own_data_and_if
     quick, tmp_path
 ):
     tables = LOSING.measure(quick)
-    majority, mild, large, owned = (
-        tables[name] for name in ("majority", "mild", "large", "own_data")
+    majority, small, large, owned = (
+        tables[name] for name in ("majority", "small", "large", "own_data")
     )
     sync, few, enough = (mean_seconds(majority, f) for f in ("sync", "backup:4", "backup:12"))
     assert 0.8 * sync < few  # of the slow it waits for eight
     assert enough < 0.85 * sync
-    assert mean_seconds(mild, "backup:12") > 1.4 * mean_seconds(mild, "sync")
+    assert mean_seconds(small, "backup:12") > 1.4 * mean_seconds(small, "sync")
     assert mean_seconds(large, "sync") < 0.7 * mean_seconds(large, "backup:14")
     learnt = {rule: picked(owned, "reserved", rule=rule)[0] for rule in _rules(owned)}
     assert learnt["backup:4"] < 0.05 < learnt["sync"]
