@@ -201,9 +201,9 @@ def draw(tables: Tables) -> Figure:
         values = [100 * fmean(picked(rows, column, rule=rule)) for rule in rules]
         places = [place + shift for place in range(len(rules))]
         right.barh(places, values, height=0.38, alpha=0.7, label=label)
-    right.set_yticks(range(len(rules)), rules)
+    right.set_yticks(range(len(rules)), [rule.replace(", ", ",\n") for rule in rules])
     right.set(xlabel="right (%)", title="8 and 9 only on four slow workers", xlim=(0, 100))
-    right.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    rest.legend(*right.get_legend_handles_labels(), frameon=False, loc="upper left")
     return figure
 
 
