@@ -18,18 +18,25 @@ def lab(tmp_path):
     return Lab(tmp_path, tmp_path, bench, (0,), True, lambda done, of, share: None)
 
 
-def trial(policy, rate):
-    return Trial(Clouds(), Recipe(rate), policy, 2, "10ms", epochs=1.0, rows=1)
+def trial(policy, rate, seed):
+    return Trial(Clouds(seed=seed), Recipe(rate), policy, 2, "10ms", epochs=1.0, rows=1)
 
 
 def test_each_rule_has_the_rate_that_is_best_for_it(lab):
     rates = (1e-9, 0.1, float("inf"))
-    best, found = tuned(lab, dict.fromkeys(("sync", "async"), rates), trial, highest("accuracy"))
+    choices = dict.fromkeys(("sync", "async"), rates)
+    best, found = tuned(lab, (0, 1), choices, trial, highest("accuracy"))
     assert best == {"sync": 0.1, "async": 0.1}
-    assert set(found) == {(rule, rate) for rule in best for rate in rates}
-    assert found["sync", float("inf")].is_diverged
-    worst, _ = tuned(lab, {"sync": rates[:2]}, trial, lowest("accuracy"))
+    assert set(found) == {(rule, rate, seed) for rule in best for rate in rates for seed in (0, 1)}
+    assert found["sync", float("inf"), 0].is_diverged
+    worst, _ = tuned(lab, (0,), {"sync": rates[:2]}, trial, lowest("accuracy"))
     assert worst == {"sync": 1e-9}
+
+
+def test_the_mean_over_the_seeds_decides(lab):
+    values = iter([1.0, 4.0, 2.0, 2.0])  # of 0.1 with both seeds, then of 0.2
+    best, _ = tuned(lab, (0, 1), {"sync": (0.1, 0.2)}, trial, lambda *_: (next(values),))
+    assert best == {"sync": 0.2}
 
 
 def rows(**rates):

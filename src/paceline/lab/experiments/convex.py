@@ -39,6 +39,8 @@ LATENCY = "0.5s + exp:0.5s"
 ASYNC = 0  # in place of K, in the tables
 L2 = 0.1
 NEAR = 0.01  # of F
+LABELS = {1: "K = 1", WORKERS: f"K = {WORKERS}", ASYNC: "async"}
+"""Those that are tried with several rates."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Setting:
     batch: int  # m
     rate: float  # η
     updates: int  # J
-    larger: tuple[float, ...]  # rates, for one gradient in an update, fresh or stale
+    larger: tuple[float, ...]  # rates, for one gradient in an update, for all, and for stale ones
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -92,18 +94,21 @@ def measure(lab: Lab) -> Tables:
 
 
 def _with_rates(lab: Lab, setting: Setting) -> Rows:
-    """Where it ends with one gradient in an update, fresh or stale, at every rate."""
-    cases = list(product((1, ASYNC), lab.seeds, setting.rates))
+    """Where it ends and when it is near, at every rate."""
+    rows: Rows = []
+    cases = list(product((1, WORKERS, ASYNC), lab.seeds, setting.rates))
     outcomes = lab.outcomes([_trial(lab, setting, *case) for case in cases])
-    return [
-        {
-            "gradients": gradients,
-            "seed": seed,
-            "rate": rate,
-            "floor": nan if outcome.is_diverged else _late([r.scores["gap"] for r in outcome.rows]),
-        }
-        for (gradients, seed, rate), outcome in zip(cases, outcomes, strict=True)
-    ]
+    for (gradients, seed, rate), outcome in zip(cases, outcomes, strict=True):
+        about = {"gradients": gradients, "seed": seed, "rate": rate}
+        curve = curve_rows(about, outcome, gap="gap")
+        rows.append(
+            {
+                **about,
+                "floor": nan if outcome.is_diverged else _late(picked(curve, "gap")),
+                "near_s": times_to(curve, "gap", NEAR, is_high=False)[0],
+            }
+        )
+    return rows
 
 
 def _late(gaps: Sequence[float]) -> float:
@@ -201,10 +206,10 @@ def draw(tables: Tables) -> Figure:
     right.minorticks_off()
     right.legend(frameon=False)
     rates = _rates(tables)
-    for k, label in ((1, "K = 1"), (ASYNC, "async")):
+    for k, label in LABELS.items():
         ends = [finite(picked(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
         last.plot(rates, [fmean(own) if own else nan for own in ends], "o-", label=label)
-    last.set(xlabel="rate", xscale="log", yscale="log", title="one gradient, fresh or stale")
+    last.set(xlabel="rate", xscale="log", yscale="log", title="where it ends with other rates")
     last.set_xticks(rates, [f"{rate:g}" for rate in rates])
     last.minorticks_off()
     last.legend(frameon=False)
@@ -218,15 +223,19 @@ def _rates(tables: Tables) -> list[float]:
 
 
 def _rate_words(tables: Tables) -> str:
-    """Where one gradient in an update ends, fresh and stale, at every rate."""
+    """Where it ends, and when it is near, at every rate."""
     parts = []
     for rate in _rates(tables):
-        fresh, stale = (
-            spread([1e3 * f for f in picked(tables["rates"], "floor", gradients=k, rate=rate)])
-            for k in (1, ASYNC)
-        )
-        parts.append(f"{rate:g}: {fresh} and {stale}")
-    return ", ".join(parts)
+        described = []
+        for k, label in LABELS.items():
+            floors, seconds = (
+                picked(tables["rates"], column, gradients=k, rate=rate)
+                for column in ("floor", "near_s")
+            )
+            floor_words = spread([1e3 * value for value in floors])
+            described.append(f"{label} {floor_words} ({spread(seconds, 0)})")
+        parts.append(f"{rate:g}: {', '.join(described)}")
+    return "; ".join(parts)
 
 
 def tell(tables: Tables) -> str:
@@ -248,8 +257,8 @@ def tell(tables: Tables) -> str:
         f"K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: {times}. The mean curves lie "
         f"{is_held} their bounds, at {highest:.0%} of them or less (L = {known['smoothness']:.3g}, "
         f"c = {known['strong_convexity']:g}, σ² = {known['variance']:.3g}, "
-        f"m = {known['batch']:g}, η = {known['rate']:g}). Floors with K = 1 and async at larger "
-        f"rates: {_rate_words(tables)}."
+        f"m = {known['batch']:g}, η = {known['rate']:g}). Floors, and in brackets the seconds "
+        f"until F - F* is {NEAR:g}, with rate {_rate_words(tables)}."
     )
 
 

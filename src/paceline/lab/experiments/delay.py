@@ -112,8 +112,9 @@ def measure(lab: Lab) -> Tables:
     rules = ("sync", "delayed:3") if lab.quick else RULES
     best, found = tuned(
         lab,
+        lab.seeds[:1],
         dict.fromkeys(product(models, rules), RATES[1:2] if lab.quick else RATES),
-        lambda pair, rate: Case(*pair, rate, lab.seeds[0]).trial(lab),
+        lambda pair, rate, seed: Case(*pair, rate, seed).trial(lab),
         highest("accuracy"),
     )
     cases = [
@@ -125,8 +126,8 @@ def measure(lab: Lab) -> Tables:
     return {
         "rates": [row for model in models for row in _iteration_rates(SUBJECTS[model])],
         "tried": [
-            end_row(Case(*pair, rate, lab.seeds[0])._asdict(), outcome, accuracy="accuracy")
-            for (pair, rate), outcome in found.items()
+            end_row(Case(*pair, rate, seed)._asdict(), outcome, accuracy="accuracy")
+            for (pair, rate, seed), outcome in found.items()
         ],
         "final": [
             end_row({"kind": kind, **case._asdict()}, outcome, accuracy="accuracy")

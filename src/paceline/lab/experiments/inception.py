@@ -126,13 +126,14 @@ def measure(lab: Lab) -> Tables:
     labels = ("sync", "backup", "async") if lab.quick else tuple(RULES)
     pairs = [(label, workers) for workers, label in product(sizes, labels)]
 
-    def trying(pair: tuple[str, int], choice: tuple[float, float | None]) -> Case:
-        return Case(*pair, *choice, lab.seeds[0], epochs=0.05 if lab.quick else TRYING)
+    def trying(pair: tuple[str, int], choice: tuple[float, float | None], seed: int) -> Case:
+        return Case(*pair, *choice, seed, epochs=0.05 if lab.quick else TRYING)
 
     best, found = tuned(
         lab,
+        lab.seeds[:1],
         {pair: LARGE if lab.quick else RULES[pair[0]].tried for pair in pairs},
-        lambda pair, choice: trying(pair, choice).trial(lab),
+        lambda *case: trying(*case).trial(lab),
         highest("accuracy"),
     )
     cases = [

@@ -113,15 +113,16 @@ def measure(lab: Lab) -> Tables:
     trying = seconds if lab.quick else TRYING  # there is nothing to choose from
     best, found = tuned(
         lab,
+        lab.seeds[:1],
         dict.fromkeys(labels, rates),
-        lambda label, rate: Case(label, rate, lab.seeds[0], trying).trial(lab),
+        lambda label, rate, seed: Case(label, rate, seed, trying).trial(lab),
         lowest("bits"),
     )
     cases = [Case(label, best[label], seed, seconds) for label, seed in product(labels, lab.seeds)]
     final = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
     return {
         "rates": [
-            end_row(Case(*key, lab.seeds[0], trying).about, outcome, bits="bits")
+            end_row(Case(*key, trying).about, outcome, bits="bits")
             for key, outcome in found.items()
         ],
         "final": [end_row(case.about, outcome, bits="bits") for case, outcome in final.items()],

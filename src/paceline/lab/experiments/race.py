@@ -2,14 +2,13 @@
 """Races: which rule is first to reach an accuracy, on given machines.
 
 Sixteen workers train the MNIST CNN with Adam at a fixed rate. Each rule has the best of five,
-tried with the first seed: parts of one that goes with the root of the samples of an update. What
+on average over the seeds: parts of one that goes with the root of the samples of an update. What
 is looked at is a moving average of the weights, because theirs alone jumps up and down. Where the
 target was reached between two looks, a straight line says when.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import inf, isnan, sqrt
 from pathlib import Path
 from statistics import fmean
@@ -108,24 +107,24 @@ class Race(NamedTuple):
     """When each was there."""
 
     tried: Rows
-    """At every rate, with the first seed."""
+    """At every rate."""
     final: Rows
-    """At the best rate, with all seeds."""
+    """At the best one."""
 
 
 def race(lab: Lab, entrants: Sequence[Entrant]) -> Race:
     """Let them run."""
     best, found = tuned(
         lab,
+        lab.seeds,
         dict.fromkeys(entrants, (0.3,) if lab.quick else FACTORS),
-        lambda entrant, factor: entrant.trial(lab, factor, lab.seeds[0]),
+        lambda entrant, factor, seed: entrant.trial(lab, factor, seed),
         lambda _, outcome: _badness(outcome, accuracy_wanted(lab)),
     )
-    cases = [(entrant, best[entrant], seed) for entrant, seed in product(entrants, lab.seeds)]
-    outcomes = lab.outcomes([entrant.trial(lab, factor, seed) for entrant, factor, seed in cases])
+    rows = {case: _row(lab, *case, outcome) for case, outcome in found.items()}
     return Race(
-        [_row(lab, *key, lab.seeds[0], outcome) for key, outcome in found.items()],
-        [_row(lab, *case, outcome) for case, outcome in zip(cases, outcomes, strict=True)],
+        tried=list(rows.values()),
+        final=[row for (entrant, factor, _), row in rows.items() if factor == best[entrant]],
     )
 
 

@@ -50,16 +50,16 @@ def measure(lab: Lab) -> Tables:
     kinds = [(level, True) for level in levels] + [(level, False) for level in without_ramp]
     best, found = tuned(
         lab,
+        lab.seeds[:1],
         dict.fromkeys(kinds, (0.1,) if lab.quick else RATES),
-        lambda kind, rate: _trial(lab, *kind, rate, lab.seeds[0]),
+        lambda kind, rate, seed: _trial(lab, *kind, rate, seed),
         highest("accuracy"),
     )
     cases = [Case(*kind, best[kind], seed) for kind, seed in product(kinds, lab.seeds)]
     outcomes = lab.outcomes([_trial(lab, *case) for case in cases])
     return {
         "rates": [
-            _row(Case(*kind, rate, lab.seeds[0]), outcome)
-            for (kind, rate), outcome in found.items()
+            _row(Case(*kind, rate, seed), outcome) for (kind, rate, seed), outcome in found.items()
         ],
         "error": [_row(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)],
         "layers": _layers(),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Finding the learning rate of each rule: all are tried with the first seed, the best is taken."""
+"""Finding the learning rate of each rule: all of some are tried, the best is taken."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
+from statistics import fmean
 from typing import TypeVar
 
 from paceline.lab.experiment import Lab, Rows
@@ -18,17 +19,23 @@ Badness = Callable[[object, Outcome], tuple[float, ...]]
 
 def tuned(
     lab: Lab,
+    seeds: Sequence[int],
     choices: Mapping[Key, Sequence[Choice]],
-    trial: Callable[[Key, Choice], Trial],
+    trial: Callable[[Key, Choice, int], Trial],
     badness: Callable[[Key, Outcome], tuple[float, ...]],
-) -> tuple[dict[Key, Choice], dict[tuple[Key, Choice], Outcome]]:
-    """The choice that is best for each key; and what came of all of them."""
-    pairs = [(key, choice) for key, own in choices.items() for choice in own]
-    outcomes = lab.outcomes([trial(*pair) for pair in pairs])
-    found = dict(zip(pairs, outcomes, strict=True))
+) -> tuple[dict[Key, Choice], dict[tuple[Key, Choice, int], Outcome]]:
+    """The choice that is best for each key, on average over seeds; and what came of all of them."""
+    cases = [
+        (key, choice, seed) for key, own in choices.items() for choice in own for seed in seeds
+    ]
+    found = dict(zip(cases, lab.outcomes([trial(*case) for case in cases]), strict=True))
+
+    def mean_badness(key: Key, choice: Choice) -> tuple[float, ...]:
+        each = [badness(key, found[key, choice, seed]) for seed in seeds]
+        return tuple(map(fmean, zip(*each, strict=True)))
+
     best = {
-        key: min(own, key=lambda choice: badness(key, found[key, choice]))
-        for key, own in choices.items()
+        key: min(own, key=lambda choice: mean_badness(key, choice)) for key, own in choices.items()
     }
     return best, found
 
