@@ -268,8 +268,7 @@ CONVEX = Experiment(
     expected=(
         "Dutta et al., as recalled and derived again: with a fixed rate, K-sync goes at a rate "
         "that does not depend on K to a floor that goes with 1/K, and stays below a bound with "
-        "known constants; asynchronous training goes down sooner in time, to a higher floor, and "
-        "the more so the larger the rate is."
+        "known constants; asynchronous training goes down sooner in time, to a higher floor."
     ),
     measure=measure,
     draw=draw,
