@@ -181,3 +181,27 @@ def test_buffers_of_other_types_are_left_alone():
             return model
 
     assert isinstance(trained(Counted(), steps_of("async")).model, nn.Module)
+
+
+def test_parameters_that_are_not_to_be_trained_stay_as_they_are():
+    class Frozen(Clouds):
+        def build(self):
+            model = super().build()
+            next(model.parameters()).requires_grad_(False)
+            return model
+
+    steps = steps_of("async")
+    recipe = replace(RECIPE, weight_decay=0.1, ema=0.9)
+    first = next(Training(Frozen(), steps, recipe).model.parameters())
+    training = trained(Frozen(), steps, recipe)
+    assert torch.equal(next(training.model.parameters()), first)
+    assert not torch.equal(weights(training), weights(Training(Frozen(), steps, recipe)))
+
+
+def test_a_model_of_several_types_is_refused():
+    class Mixed(Clouds):
+        def build(self):
+            return nn.Sequential(super().build(), nn.Linear(2, 2).float())
+
+    with pytest.raises(SpecError, match=r"one type, got .*float32.*float64"):
+        Training(Mixed(), steps_of("sync"), RECIPE)

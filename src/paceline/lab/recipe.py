@@ -48,17 +48,14 @@ class Recipe:
         return rate
 
     def optimizer(self, parameters: Sequence[Tensor]) -> Optimizer:
-        """The optimizer of torch, in its way for many small tensors."""
+        """The optimizer of torch."""
         rate, decay = self.rate_max, self.weight_decay
         match self.method:
             case "sgd":
-                return torch.optim.SGD(
-                    parameters, rate, self.momentum, weight_decay=decay, foreach=True
-                )
+                return torch.optim.SGD(parameters, rate, self.momentum, weight_decay=decay)
             case "rmsprop":
                 return torch.optim.RMSprop(
-                    *(parameters, rate, self.smoothing, self.eps, decay, self.momentum),
-                    foreach=True,
+                    parameters, rate, self.smoothing, self.eps, decay, self.momentum
                 )
             case "adam":
-                return torch.optim.Adam(parameters, rate, weight_decay=decay, foreach=True)
+                return torch.optim.Adam(parameters, rate, weight_decay=decay)

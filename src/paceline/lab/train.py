@@ -9,6 +9,9 @@ each update that was begun: one under synchronous rules, at most one for each wo
 What an update does is what `paceline run` does: gradients are averaged by their samples, each
 scaled by the rule; the average is clipped; the optimizer steps; buffers are averaged; the moving
 average follows. Buffers are averaged over time as well, for they belong to the weights.
+
+Models are small, so calls cost as much as computing: the tensors of a model are parts of one, and
+all that is done to them is one call.
 """
 
 from collections import defaultdict
@@ -44,8 +47,8 @@ class Row(NamedTuple):
 class _Sum:
     """An update in the making."""
 
-    grads: list[Tensor | None]
-    buffers: list[Tensor]
+    grads: Tensor
+    buffers: Tensor
 
 
 class _Group(NamedTuple):
@@ -70,15 +73,20 @@ class Training:
         self._groups = _by_version(steps)
         torch.manual_seed(problem.seed)
         self.model = problem.build().train()
-        self._parameters = list(self.model.parameters())
-        self._floats = _floats(self.model)
-        self._buffers = self._floats[len(self._parameters) :]
-        self._optimizer = recipe.optimizer(self._parameters)
+        self.average = deepcopy(self.model).eval() if recipe.ema is not None else None
+        self._averaged = _made_one(_floats(self.average)) if self.average is not None else None
+        parameters = _trained(self.model)
+        self._floats = _made_one(_floats(self.model))
+        count = sum(parameter.numel() for parameter in parameters)
+        self._weights = nn.Parameter(self._floats[:count])
+        self._grads = self._weights.grad = torch.zeros_like(self._floats[:count])
+        for parameter, part in zip(parameters, _parts(self._grads, parameters), strict=True):
+            parameter.grad = part
+        self._buffers = self._floats[count:]
+        self._optimizer = recipe.optimizer([self._weights])
         self._sums: dict[int, _Sum] = {}
         self.version = 0
         self.is_diverged = False
-        self.average = deepcopy(self.model).eval() if recipe.ema is not None else None
-        self._averaged = _floats(self.average) if self.average is not None else []
 
     def epochs(self, version: int) -> float:
         """Of data that were used until this version was made."""
@@ -106,12 +114,13 @@ class Training:
 
     def _compute(self, group: _Group) -> None:
         """Add these gradients, and the buffers that belong to them, to the sum of their update."""
-        step = self._steps[group.update - 1]
-        total = step.samples
-        into = self._sums.setdefault(group.update, _Sum([None] * len(self._parameters), []))
-        before = [buffer.clone() for buffer in self._buffers]
-        for parameter, grad in zip(self._parameters, into.grads, strict=True):
-            parameter.grad = grad
+        total = self._steps[group.update - 1].samples
+        if group.update not in self._sums:
+            zeros = _Sum(torch.zeros_like(self._grads), torch.zeros_like(self._buffers))
+            self._sums[group.update] = zeros
+        into = self._sums[group.update]
+        before = self._buffers.clone()
+        self._grads.zero_()
         for number, parts in enumerate(_passes(group.parts, self._problem)):
             seed = _seed(self._problem.seed, group.update, self.version, number)
             torch.default_generator.manual_seed(seed)  # no other device's, which takes long
@@ -120,25 +129,16 @@ class Training:
             shares = [part.samples / total for part in parts]
             weights = [w * part.scale for w, part in zip(shares, parts, strict=True)]
             (losses @ losses.new_tensor(weights)).backward()  # type: ignore[no-untyped-call] # torch's
-            self._keep_buffers(into, before, sum(shares))
-        into.grads = [parameter.grad for parameter in self._parameters]
-
-    @torch.no_grad()
-    def _keep_buffers(self, into: _Sum, before: list[Tensor], share: float) -> None:
-        """Add the buffers to the sum, and have those of this version again."""
-        if not into.buffers:
-            into.buffers = [torch.zeros_like(buffer) for buffer in self._buffers]
-        if self._buffers:  # torch refuses to do nothing
-            torch._foreach_add_(into.buffers, self._buffers, alpha=share)
-            torch._foreach_copy_(self._buffers, before)
+            into.buffers.add_(self._buffers, alpha=sum(shares))
+            self._buffers.copy_(before)  # each worker begins with those of this version
+        into.grads += self._grads
 
     @torch.no_grad()
     def _apply(self, step: Step) -> None:
         into = self._sums.pop(step.update)
-        for parameter, grad in zip(self._parameters, into.grads, strict=True):
-            parameter.grad = grad
+        self._grads.copy_(into.grads)
         limit = self._recipe.clip_norm or float("inf")
-        norm = nn.utils.clip_grad_norm_(self._parameters, limit, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self._weights, limit)
         if not isfinite(float(norm)):
             self.is_diverged = True
             return
@@ -146,15 +146,10 @@ class Training:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, into.buffers)
+        self._buffers.copy_(into.buffers)
         self.version = step.update
-        self._follow()
-
-    def _follow(self) -> None:
-        """Let the moving average follow the weights, and the buffers that belong to them."""
-        if self._recipe.ema is not None:
-            torch._foreach_lerp_(self._averaged, self._floats, 1 - self._recipe.ema)
+        if self._averaged is not None and self._recipe.ema is not None:
+            self._averaged.lerp_(self._floats, 1 - self._recipe.ema)
 
     # ---------------------------------------------------------------------------------- its state
 
@@ -179,9 +174,32 @@ class Training:
         self._sums = {update: _Sum(*kept) for update, kept in state["sums"].items()}
 
 
+def _trained(model: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def _floats(model: nn.Module) -> list[Tensor]:
-    """The parameters of a model, and the buffers that can be averaged."""
-    return [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    """What training changes: parameters, and the buffers that can be averaged."""
+    return [*_trained(model), *(b for b in model.buffers() if b.is_floating_point())]
+
+
+def _made_one(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor with the values of all; they become its parts."""
+    types = {tensor.dtype for tensor in tensors}
+    if len(types) > 1:
+        raise SpecError(f"parameters and buffers must have one type, got {sorted(map(str, types))}")
+    whole = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    for tensor, part in zip(tensors, _parts(whole, tensors), strict=True):
+        tensor.data = part
+    return whole
+
+
+def _parts(whole: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Parts of the shapes of these, one after the other."""
+    begin = 0
+    for tensor in tensors:
+        yield whole[begin : begin + tensor.numel()].view_as(tensor)
+        begin += tensor.numel()
 
 
 def _by_version(steps: Iterable[Step]) -> dict[int, list[_Group]]:
