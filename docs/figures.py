@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Make every figure of theory.md again: `make figures`. The same code gives the same figures."""
+"""Make every figure of README.md and theory.md again: `make figures`.
+
+The same code gives the same figures.
+"""
 
 from collections.abc import Callable
 from math import exp, gamma
@@ -10,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import binom
 
+from paceline.lab.experiment import read_tables
+from paceline.lab.experiments.inception import curve
 from paceline.latency import (
     Constant,
     Distribution,
@@ -31,6 +36,7 @@ from paceline.sim.planner import plan
 from paceline.spec import RunSpec
 
 FOLDER = Path(__file__).parent / "figures"
+RESULTS = Path(__file__).parent / "results"
 COLOURS = ["#3366aa", "#dd7711", "#339955", "#bb3344", "#8855aa", "#777777"]
 CHEN = "1.4s + exp:150ms + 2% exp:1.2s"  # about the arrivals that Chen et al. measured
 SEED = 1
@@ -44,6 +50,7 @@ def main() -> None:
         ("late", draw_late),
         ("target", draw_target),
         ("growth", draw_growth),
+        ("race", draw_race),
     ):
         figure = draw()
         path = FOLDER / f"{name}.png"
@@ -181,6 +188,31 @@ def draw_growth() -> Figure:
     axes.plot([], [], "o", color="0.3", markersize=5, label="found by plan")
     tidy(axes, xlabel="W, workers", ylabel="best b")
     axes.set_title("Mean 1 s each, every gradient counts", loc="left", fontsize="medium")
+    return figure
+
+
+def draw_race() -> Figure:
+    """Accuracy against time with 100 workers, as the lab has measured it; each seed, and mean."""
+    tables = read_tables(RESULTS / "inception")
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for rule, label, colour in (
+        ("sync", "sync", COLOURS[0]),
+        ("backup", "backup:6", COLOURS[1]),
+        ("async", "async", COLOURS[3]),
+    ):
+        own = [r for r in tables["curves"] if (r["workers"], r["rule"]) == (100, rule)]
+        for seed in {row["seed"] for row in own}:
+            mine = [row for row in own if row["seed"] == seed]
+            points = [(row["seconds"], 100 * float(row["accuracy"])) for row in mine]
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.7, alpha=0.4)
+        seconds, accuracy = curve(tables, 100, rule)
+        axes.plot(seconds, [100 * value for value in accuracy], color=colour, label=label)
+    tidy(axes, xlabel="virtual time (s)", ylabel="test accuracy (%)")
+    axes.set_xlim(0, None)
+    axes.set_title(
+        "Inception, CIFAR-10, 100 workers, as much data each", loc="left", fontsize="medium"
+    )
     return figure
 
 

@@ -10,7 +10,8 @@ import pytest
 from paceline.lab.experiment import make_again
 from paceline.lab.experiments import EXPERIMENTS
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 PAGE = DOCS / "results.md"
 
@@ -57,3 +58,13 @@ def test_every_claim_is_judged_and_explained_where_it_does_not_hold():
         assert ours
         assert verdict in {"yes", "no", "in part", "not tried"}
         assert why or verdict == "yes", claim
+
+
+def test_what_the_readme_says_of_the_race_is_in_its_paragraph():
+    told = re.search(
+        r"\n`paceline lab run inception`.*?\n\n", (ROOT / "README.md").read_text(), re.S
+    )
+    paragraph = (RESULTS / "inception" / "README.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"\d+(?:\.\d)? ± \d+(?:\.\d)?", told[0].replace("\n", " "))
+    assert len(numbers) == 4
+    assert [number for number in numbers if number not in paragraph] == []

@@ -200,19 +200,30 @@ def tell(tables: Tables) -> str:
     seeds = len({row["seed"] for row in final})
     parts = []
     for workers in sorted({float(row["workers"]) for row in final}):
-        described = []
-        for label in dict.fromkeys(str(row["rule"]) for row in final):
-            accuracy = [100 * a for a in picked(final, "accuracy", workers=workers, rule=label)]
-            seconds = fmean(picked(final, "seconds", workers=workers, rule=label))
-            there = spread(seconds_to_target(tables, workers, label), 0)
-            described.append(f"{label} {spread(accuracy, 1)} % after {seconds:.0f} s ({there})")
+        labels = dict.fromkeys(str(row["rule"]) for row in final)
         data = max(picked(tables["curves"], "epochs", workers=workers))
-        parts.append(f"{workers:g} workers, {data:.2g} epochs: " + "; ".join(described))
+        parts.append(
+            f"{workers:g} workers, {data:.2g} {'epoch' if round(data, 2) == 1 else 'epochs'}: "
+            + "; ".join(_tell_rule(tables, workers, label) for label in labels)
+        )
     return (
         f"{seeds} seeds, as much data for every rule; in brackets, the seconds until it was as "
-        f"good as async is in the end. {'. '.join(parts)}."
+        f"good as async is in the end, and its settings. {'. '.join(parts)}."
         f"{edges(tables['rates'], final, 'rule', 'workers')}"
     )
+
+
+def _tell_rule(tables: Tables, workers: float, label: str) -> str:
+    own = [r for r in tables["final"] if (r["workers"], r["rule"]) == (workers, label)]
+    accuracy = [100 * float(row["accuracy"]) for row in own]
+    seconds = fmean(float(row["seconds"]) for row in own)
+    staleness = fmean(float(row["staleness"]) for row in own)
+    about = [spread(seconds_to_target(tables, workers, label), 0), f"rate {own[0]['rate']:g}"]
+    if own[0]["clip_norm"] != "":
+        about.append(f"norm at most {own[0]['clip_norm']:g}")
+    if staleness:
+        about.append(f"staleness {staleness:.1f}")
+    return f"{label} {spread(accuracy, 1)} % after {seconds:.0f} s ({'; '.join(about)})"
 
 
 INCEPTION = Experiment(
