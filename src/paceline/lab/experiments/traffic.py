@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from paceline.core.events import Fate
-from paceline.lab.experiment import Experiment, Lab, Tables
+from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.race import BATCH, WORKERS, Entrant, digits, outcome_words, race
 from paceline.lab.experiments.settings import CHEN, finite, picked, spread
 from paceline.lab.experiments.tuning import edges
@@ -47,10 +47,11 @@ def measure(lab: Lab) -> Tables:
     counts = [_counted(entrant, 200 if lab.quick else 2000, size) for entrant in entrants]
     moved = {str(row["rule"]): float(row["bytes_per_sample"]) for row in counts}
     run = race(lab, entrants)
-    for row in run.final:
-        samples = float(row["epochs"]) * problem.samples
-        row["megabytes"] = samples * moved[str(row["rule"])] / 1e6
-    return {"counts": counts, "tried": run.tried, "race": run.final}
+    final: Rows = [
+        row | {"megabytes": float(row["epochs"]) * problem.samples * moved[str(row["rule"])] / 1e6}
+        for row in run.final
+    ]
+    return {"counts": counts, "tried": run.tried, "race": final}
 
 
 def _bytes(model: nn.Module) -> int:
