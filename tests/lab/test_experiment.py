@@ -135,3 +135,15 @@ def test_every_experiment_says_what_it_asks_and_what_is_expected():
         assert name == experiment.name
         assert experiment.question.endswith("?")
         assert len(experiment.expected) > 40
+
+
+def test_the_time_left_is_that_of_the_trials_under_way(monkeypatch, capsys):
+    """Two rounds of as many trials: the second begins anew, though their number is the same."""
+    now = [0.0]
+    monkeypatch.setattr(verbs, "monotonic", lambda: now[0])
+    with verbs._Shown("toy") as shown:
+        for at, share in ((0, 0.0), (3600, 0.9), (3610, 0.0), (3670, 0.25)):
+            now[0] = at
+            shown(0, 4, share)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["toy: 0 of 4 trials, 90%; 7 min left", "toy: 0 of 4 trials, 25%; 3 min left"]

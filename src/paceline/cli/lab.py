@@ -96,7 +96,7 @@ class _Shown:
         )
         self._task = self._bar.add_task(name, total=1.0)
         self._began = self._told = monotonic()
-        self._of = 0
+        self._of, self._share = 0, 0.0
 
     def __enter__(self) -> "_Shown":
         self._bar.start()
@@ -114,9 +114,10 @@ class _Shown:
         """So many trials are done, and this share of all the work."""
         text = f"{self._name}: {done} of {of} trials"
         now = monotonic()
-        if of != self._of:  # others than before, of which nothing has been done yet
-            self._of, self._began = of, now
+        if of != self._of or share < self._share:  # others than before
+            self._began = now
             self._bar.reset(self._task)
+        self._of, self._share = of, share
         self._bar.update(self._task, description=text, completed=share)
         if self._bar.disable and now - self._told > self.LINE_EVERY_S and share > 0:
             left = (now - self._began) * (1 / share - 1)
