@@ -117,10 +117,10 @@ def test_training_that_goes_on_from_its_state_gets_the_same_bits(policy):
 
 
 def test_the_rate_follows_the_data_that_was_used():
-    recipe = Recipe(0.8, halves=2.0, fall_from=0.5)
+    recipe = Recipe(0.8, fall_from=0.5)
     assert recipe.rate(0.0, 10.0) == 0.8
-    assert recipe.rate(2.0, 10.0) == pytest.approx(0.4)
-    assert recipe.rate(7.5, 10.0) == pytest.approx(0.8 * 0.5**3.75 / 2)
+    assert recipe.rate(5.0, 10.0) == 0.8
+    assert recipe.rate(7.5, 10.0) == pytest.approx(0.4)
     assert recipe.rate(10.0, 10.0) == 0.0
     with pytest.raises(SpecError, match="rate must be > 0"):
         Recipe(0.0)

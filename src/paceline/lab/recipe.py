@@ -26,8 +26,6 @@ class Recipe:
     eps: float = 1.0
     """Added there; the paper's 1 keeps the first steps small, when squares are not known yet."""
     weight_decay: float = 0.0
-    halves: float = 0.0
-    """After so many epochs the rate is half of what it was, and so on; 0: it is not."""
     fall_from: float = 1.0
     """From this part of the run on the rate goes to 0, in a straight line; 1: it does not."""
     clip_norm: float | None = None
@@ -40,12 +38,9 @@ class Recipe:
     def rate(self, epochs: float, epochs_in_all: float) -> float:
         """The learning rate after so many epochs of data."""
         part = epochs / epochs_in_all
-        rate = self.rate_max
-        if self.halves:
-            rate *= 0.5 ** (epochs / self.halves)
-        if part > self.fall_from:
-            rate *= max(0.0, 1 - part) / (1 - self.fall_from)
-        return rate
+        if part <= self.fall_from:
+            return self.rate_max
+        return self.rate_max * max(0.0, 1 - part) / (1 - self.fall_from)
 
     def optimizer(self, parameters: Sequence[Tensor]) -> Optimizer:
         """The optimizer of torch."""

@@ -27,7 +27,7 @@ from paceline.watch.trace import Gradient, Trace, Update
 
 __all__ = ["Outcome", "Trial", "gradients_of"]
 
-REVISION = 1
+REVISION = 2
 """Raised when outcomes change though trials do not, so that none is taken from before."""
 
 
