@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A problem of the lab that takes no time: two clouds of points, told apart by a small network."""
+"""A problem of the lab that takes no time: two clouds of points, told apart by a small network.
+
+Other processes can import it, which they cannot do with the files of tests.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,3 +53,12 @@ class Clouds(Problem):
             torch.cat(p) for p in zip(*(self.points(Draw(99, n)) for n in range(50)), strict=True)
         )
         return {"accuracy": ((model(x)[:, 0] > 0) == (y > 0)).double().mean().item()}
+
+
+class Failing(Clouds):
+    """One seed fails at once; the others would take for ever."""
+
+    def losses(self, model: nn.Module, draws: Sequence[Draw]) -> Tensor:
+        if self.seed == 1:
+            raise ValueError("a problem of its own")
+        return super().losses(model, draws)

@@ -11,7 +11,7 @@ from paceline.lab.bench import Bench
 from paceline.lab.conduct import conduct, remembered, train
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
-from toys import Clouds
+from toys import Clouds, Failing
 
 TRIAL = Trial(Clouds(), Recipe(0.1, ema=0.9), "backup:1", 4, "10ms + exp:10ms", epochs=1.0, rows=5)
 
@@ -147,15 +147,6 @@ def test_a_bench_conducts_several_here_or_side_by_side(tmp_path, processes):
     told.clear()
     assert Bench(tmp_path, processes).outcomes(trials, tell) == outcomes
     assert told == []
-
-
-class Failing(Clouds):
-    """One seed fails at once; the others would take for ever."""
-
-    def losses(self, model, draws):
-        if self.seed == 1:
-            raise ValueError("a problem of its own")
-        return super().losses(model, draws)
 
 
 def test_where_one_fails_the_others_are_stopped_and_nothing_is_left(tmp_path):
