@@ -135,7 +135,7 @@ def test_divergence_is_told():
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_bench_conducts_several_here_or_side_by_side(tmp_path, processes):
-    trials = [replace(TRIAL, policy=policy) for policy in ("sync", "async", "sync")]
+    trials = [replace(TRIAL, policy=policy) for policy in ("backup:1", "async", "backup:1")]
     told = []
 
     def tell(done, of, share):
@@ -144,6 +144,8 @@ def test_a_bench_conducts_several_here_or_side_by_side(tmp_path, processes):
     outcomes = Bench(tmp_path, processes).outcomes(trials, tell)
     assert outcomes == [train(trial) for trial in trials]
     assert told[-1] == (2, 2, 1.0)
+    shares = [share for _, _, share in told]
+    assert shares == sorted(shares)
     told.clear()
     assert Bench(tmp_path, processes).outcomes(trials, tell) == outcomes
     assert told == []

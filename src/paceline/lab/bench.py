@@ -94,9 +94,11 @@ def _watch(futures: list[Future[Outcome]], show: Callable[[int], None]) -> None:
 
 def _share(trials: Sequence[Trial], epochs: Sequence[float]) -> float:
     """Of all samples, those that were used by now."""
-    sizes = [trial.problem.samples for trial in trials]
-    done = sum(size * used for size, used in zip(sizes, epochs, strict=True))
-    return done / sum(size * trial.epochs for size, trial in zip(sizes, trials, strict=True))
+    done = wanted = 0.0
+    for trial, used in zip(trials, epochs, strict=True):
+        done += trial.problem.samples * min(used, trial.epochs)  # a last update may take more
+        wanted += trial.problem.samples * trial.epochs
+    return done / wanted
 
 
 # ------------------------------------------------------------------------- in the other processes
