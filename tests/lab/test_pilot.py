@@ -9,7 +9,7 @@ from paceline.lab.pilot import with_norms
 from paceline.lab.problem import Draw
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import schedule
-from paceline.lab.train import Training
+from paceline.lab.training import Training
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import estimate_noise_scale
 from paceline.sim.simulate import simulate

@@ -8,7 +8,7 @@ import pytest
 from paceline.lab.experiments.curves import mean_curve, reached, times_to
 from paceline.lab.experiments.race import mean_seconds, outcome_words
 from paceline.lab.experiments.settings import spread
-from paceline.lab.train import Row
+from paceline.lab.training import Row
 
 
 def rows_of(*accuracies):

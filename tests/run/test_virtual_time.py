@@ -19,7 +19,7 @@ from paceline.lab.models.norm import BatchNorm
 from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import schedule
-from paceline.lab.train import Training
+from paceline.lab.training import Training
 
 WORKERS, STEPS, BATCH, RATE = 4, 40, 6, 0.05
 

@@ -12,7 +12,7 @@ import torch
 
 from paceline.files import written_whole
 from paceline.lab.schedule import schedule
-from paceline.lab.train import Row, Training
+from paceline.lab.training import Row, Training
 from paceline.lab.trial import Outcome, Trial
 from paceline.watch.curves import Target
 

@@ -12,7 +12,7 @@ from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import schedule
 from paceline.lab.threads import one_thread
-from paceline.lab.train import Training
+from paceline.lab.training import Training
 from paceline.watch.trace import Gradient, Record, Trace, Update
 
 __all__ = ["with_norms"]

@@ -19,7 +19,7 @@ from paceline.core.events import Fate
 from paceline.core.policies import parse_policy
 from paceline.lab.problem import Problem
 from paceline.lab.recipe import Recipe
-from paceline.lab.train import Row
+from paceline.lab.training import Row
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.lab.experiment import Rows
-from paceline.lab.train import Row
+from paceline.lab.training import Row
 
 __all__ = ["Moment", "crossing", "mean_curve", "reached", "times_to"]
 

@@ -11,7 +11,7 @@ from paceline.errors import SpecError
 from paceline.lab.problem import Draw
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import Part, Step, schedule
-from paceline.lab.train import Training
+from paceline.lab.training import Training
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
