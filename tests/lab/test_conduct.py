@@ -96,6 +96,15 @@ def test_another_trial_has_another_digest(change):
     assert replace(TRIAL).digest() == TRIAL.digest()
 
 
+def test_what_another_process_is_writing_is_let_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(conducting, "SAVE_EVERY_S", 0.0)
+    others = [tmp_path / f".{TRIAL.digest()}.{kind}.partial" for kind in ("json", "pt")]
+    for other in others:
+        other.write_bytes(b"another's")
+    conduct(TRIAL, tmp_path, nothing)
+    assert [other.read_bytes() for other in others] == [b"another's"] * 2
+
+
 def test_a_damaged_memory_is_no_memory(tmp_path):
     conduct(TRIAL, tmp_path, nothing)
     (file,) = tmp_path.iterdir()

@@ -113,6 +113,12 @@ def refused(folder: Path, source: Source) -> str:
     return message
 
 
+def test_a_folder_that_is_none_is_told_as_that(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match=r"nothing can be written \(Not a directory\)"):
+        locate(tmp_path / "file", source_at(server))
+
+
 def test_what_ends_too_early_is_not_kept(server: Server, tmp_path: Path) -> None:
     server.body = BODY[:1_000_000]
     assert f"1000000 of {len(BODY)} bytes" in refused(tmp_path, source_at(server))

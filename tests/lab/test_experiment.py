@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Experiments: tables, a figure and a paragraph; and the verbs of the lab."""
 
+import hashlib
 import sys
+from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
@@ -10,7 +12,8 @@ from paceline.cli import lab as verbs
 from paceline.cli import main
 from paceline.errors import SpecError
 from paceline.lab.bench import Bench
-from paceline.lab.experiment import Experiment, Lab, make_again, run_experiment
+from paceline.lab.data.files import Source
+from paceline.lab.experiment import QUICK, Experiment, Lab, make_again, run_experiment
 from paceline.lab.experiments import EXPERIMENTS
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
@@ -64,10 +67,16 @@ def test_an_experiment_leaves_tables_a_figure_and_a_paragraph(tmp_path):
     ]
     assert (folder / "final.csv").read_text().splitlines()[0] == "seed,rule,accuracy"
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert "Does it work?" in paragraph
-    assert "That it does." in paragraph
-    assert "2 seeds" in paragraph
-    assert paragraph in (folder / "README.md").read_text()
+    assert paragraph == "Expected: That it does.\n\nSeen: 2 seeds, at most 0.9."
+    page = (folder / "README.md").read_text()
+    assert page == f"# toy\n\n**Does it work?**\n\n{paragraph}\n"
+
+
+def test_a_quick_look_says_that_it_is_no_result(tmp_path):
+    paragraph = run_experiment(TOY, lab_in(tmp_path, quick=True), tmp_path)
+    assert paragraph.startswith(QUICK)
+    assert paragraph in (tmp_path / "toy" / "README.md").read_text()
+    assert make_again(TOY, tmp_path, quick=True) == paragraph
 
 
 def test_figure_and_paragraph_are_made_again_from_the_tables_alone(tmp_path):
@@ -76,6 +85,28 @@ def test_figure_and_paragraph_are_made_again_from_the_tables_alone(tmp_path):
     (tmp_path / "toy" / "figure.png").unlink()
     assert make_again(TOY, tmp_path) == first
     assert (tmp_path / "toy" / "figure.png").read_bytes() == figure
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"seed,rule,accuracy\n",
+        b"seed,rule,accuracy\n0,sync\n",
+        b"seed,rule,accuracy\n0,sync,0.9,0.8\n",
+        b"seed,rule,accuracy\n0,sync,0.9\n1,sync,much\n",
+        b"seed,rule,precision\n0,sync,0.9\n",
+        b"\x89PNG\xff\xfe",
+    ],
+)
+def test_damaged_tables_are_one_sentence_and_what_was_made_of_them_before_stays(tmp_path, damage):
+    run_experiment(TOY, lab_in(tmp_path), tmp_path)
+    folder = tmp_path / "toy"
+    (folder / "final.csv").write_bytes(damage)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(SpecError, match="measure again: paceline lab run toy"):
+        make_again(TOY, tmp_path)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_without_tables_it_says_how_to_get_them(tmp_path):
@@ -110,17 +141,83 @@ def test_the_lab_runs_experiments_and_says_where_their_tables_are(call, tmp_path
     code, out, _ = call("lab", "run", "--quick", "--jobs", "1", "--out", "there")
     assert code == 0
     assert "toy (1 of 1): Does it work?" in out
-    assert "1 seeds" in out
+    assert QUICK.split()[:4] == out.splitlines()[1].split()[:4]
+    assert "Seen: 1 seeds" in out
     assert "Tables and figure are in there/quick/toy" in out
-    code, out, _ = call("lab", "figures", "--out", "there/quick")
+    code, out, _ = call("lab", "figures", "--quick", "--out", "there")
     assert (code, out.strip()) == (0, "there/quick/toy/figure.png")
+
+
+def test_a_quick_look_may_have_more_seeds(call):
+    _, out, _ = call("lab", "run", "--quick", "--seeds", "4", "--jobs", "1")
+    assert "Seen: 4 seeds" in out
+
+
+def test_an_experiment_that_is_named_twice_is_run_once(call):
+    _, out, _ = call("lab", "run", "toy", "toy", "--quick", "--jobs", "1")
+    assert "toy (1 of 1)" in out
+
+
+def test_an_empty_folder_is_no_reason_to_draw_nothing(call, tmp_path, monkeypatch):
+    other = replace(TOY, name="other")
+    monkeypatch.setattr(verbs, "EXPERIMENTS", {"other": other, "toy": TOY})
+    call("lab", "run", "toy", "--jobs", "1")
+    (tmp_path / "lab-out" / "other").mkdir()
+    assert call("lab", "figures")[:2] == (0, "lab-out/toy/figure.png\n")
+
+
+@pytest.fixture
+def offered(tmp_path):
+    """A file of a data set, and what it needs to be had."""
+    (tmp_path / "offered").write_bytes(b"digits")
+    url = (tmp_path / "offered").as_uri()
+    return Source("toy/digits", url, hashlib.sha256(b"digits").hexdigest())
+
+
+def test_data_is_fetched_before_anything_is_measured(call, tmp_path, monkeypatch, offered):
+    def looking(lab):
+        assert (lab.data / "toy" / "digits").read_bytes() == b"digits"
+        return measure(lab)
+
+    needy = replace(TOY, measure=looking, needs=(offered,))
+    monkeypatch.setattr(verbs, "EXPERIMENTS", {"toy": needy})
+    words = ("lab", "run", "--quick", "--jobs", "1", "--data", str(tmp_path / "data"))
+    code, _, err = call(*words)
+    assert (code, err.splitlines()) == (0, [f"fetching {offered.url}"])
+    assert call(*words)[2] == ""
+
+
+def test_where_data_cannot_be_had_nothing_is_measured(call, tmp_path, monkeypatch, offered):
+    def never(lab):
+        raise AssertionError("it was measured")
+
+    (tmp_path / "offered").unlink()
+    needy = replace(TOY, name="needy", needs=(offered,))
+    first = replace(TOY, measure=never)
+    monkeypatch.setattr(verbs, "EXPERIMENTS", {"toy": first, "needy": needy})
+    code, _, err = call("lab", "run", "--data", "data")
+    assert code == 2
+    assert "toy/digits is not in data" in err
+
+
+def test_who_stops_it_is_told_how_it_goes_on(call, monkeypatch):
+    def stop(lab):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verbs, "EXPERIMENTS", {"toy": replace(TOY, measure=stop)})
+    code, _, err = call("lab", "run")
+    assert code == 130
+    assert err.splitlines()[0] == "stopped; the same command goes on from here"
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("run", "nothing"), "there is no experiment 'nothing'; there are toy"),
-        (("figures",), "there are no tables in lab-out"),
+        (("figures",), "there are no tables in lab-out; measure first: paceline lab run\n"),
+        (("figures", "--quick"), "in lab-out/quick; measure first: paceline lab run --quick\n"),
+        (("run", "--out", "/dev/null"), "nothing can be written into /dev/null (File exists)"),
+        (("run", "--out", "/dev/null/x"), "into /dev/null/x (Not a directory)"),
         (("figures", "toy"), "there are no tables in lab-out/toy"),
     ],
 )
@@ -146,4 +243,17 @@ def test_the_time_left_is_that_of_the_trials_under_way(monkeypatch, capsys):
             now[0] = at
             shown(0, 4, share)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["toy: 0 of 4 trials, 90%; 7 min left", "toy: 0 of 4 trials, 25%; 3 min left"]
+    assert lines == [
+        "toy: 0 of 4 trials, 90%; 7 min left of these",
+        "toy: 0 of 4 trials, 25%; 3 min left of these",
+    ]
+
+
+def test_what_is_remembered_of_an_interrupted_trial_took_no_time(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(verbs, "monotonic", lambda: now[0])
+    with verbs._Shown("toy") as shown:
+        for at, share in ((0, 0.5), (60, 0.6)):
+            now[0] = at
+            shown(0, 4, share)
+    assert capsys.readouterr().err == "toy: 0 of 4 trials, 60%; 4 min left of these\n"

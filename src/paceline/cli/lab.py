@@ -3,23 +3,33 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from time import monotonic
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from paceline.errors import SpecError
 from paceline.lab.bench import Bench
+from paceline.lab.data.files import locate
 from paceline.lab.experiment import Experiment, Lab, make_again, run_experiment
 from paceline.lab.experiments import EXPERIMENTS
 
 __all__ = ["figures", "list_experiments", "run"]
 
-QUICK_SEEDS = 1
+SEEDS, QUICK_SEEDS = 3, 1
 
 
 def list_experiments() -> None:
@@ -31,45 +41,88 @@ def list_experiments() -> None:
 
 
 def run(
-    names: Sequence[str] | None, quick: bool, seeds: int, jobs: int | None, data: Path, out: Path
+    names: Sequence[str] | None,
+    quick: bool,
+    seeds: int | None,
+    jobs: int | None,
+    data: Path,
+    out: Path,
 ) -> None:
     """Run experiments, one after the other."""
-    chosen = _chosen(names or ())
-    if quick:  # a look at the directions, which must not replace what was measured
-        out = out / "quick"
-    for number, experiment in enumerate(chosen, start=1):
-        print(f"{experiment.name} ({number} of {len(chosen)}): {experiment.question}", flush=True)
-        with _Shown(experiment.name) as shown:
-            lab = Lab(
-                data=data.expanduser(),
-                cache=out / ".data",
-                bench=Bench(out / ".trials", jobs),
-                seeds=range(QUICK_SEEDS if quick else seeds),
-                quick=quick,
-                progress=shown,
-            )
-            paragraph = run_experiment(experiment, lab, out)
-        print(_wrapped(paragraph))
-        print(f"Tables and figure are in {out / experiment.name}\n")
+    chosen, data, out = _chosen(names), data.expanduser(), _tables(out, quick)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"nothing can be written into {out} ({error.strerror})") from error
+    _fetch(chosen, data)
+    try:
+        for number, experiment in enumerate(chosen, start=1):
+            place = f"{experiment.name} ({number} of {len(chosen)})"
+            print(f"{place}: {experiment.question}", flush=True)
+            with _Shown(experiment.name) as shown:
+                lab = Lab(
+                    data=data,
+                    cache=out / ".data",
+                    bench=Bench(out / ".trials", jobs),
+                    seeds=range(seeds or (QUICK_SEEDS if quick else SEEDS)),
+                    quick=quick,
+                    progress=shown,
+                )
+                paragraph = run_experiment(experiment, lab, out)
+            print(_wrapped(paragraph))
+            print(f"Tables and figure are in {out / experiment.name}\n", flush=True)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise
 
 
-def figures(names: Sequence[str] | None, out: Path) -> None:
+def figures(names: Sequence[str] | None, quick: bool, out: Path) -> None:
     """Make figures and paragraphs again from the tables that are there."""
-    chosen = _chosen(names or ())
-    measured = [one for one in chosen if names or (out / one.name).is_dir()]
+    out = _tables(out, quick)
+    measured = [one for one in _chosen(names) if names or any((out / one.name).glob("*.csv"))]
     if not measured:
-        raise SpecError(f"there are no tables in {out}; measure first: paceline lab run")
+        raise SpecError(
+            f"there are no tables in {out}; measure first: paceline lab run"
+            + (" --quick" if quick else "")
+        )
     for experiment in measured:
-        make_again(experiment, out)
+        make_again(experiment, out, quick=quick)
         print(out / experiment.name / "figure.png")
 
 
-def _chosen(names: Sequence[str]) -> list[Experiment]:
-    if unknown := [name for name in names if name not in EXPERIMENTS]:
+def _tables(out: Path, quick: bool) -> Path:
+    """Where tables are; those of a quick look must not replace what was measured."""
+    return out / "quick" if quick else out
+
+
+def _chosen(names: Sequence[str] | None) -> list[Experiment]:
+    if unknown := [name for name in names or () if name not in EXPERIMENTS]:
         raise SpecError(
             f"there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}"
         )
-    return [EXPERIMENTS[name] for name in names or EXPERIMENTS]
+    return [EXPERIMENTS[name] for name in dict.fromkeys(names or EXPERIMENTS)]
+
+
+def _fetch(experiments: Sequence[Experiment], data: Path) -> None:
+    """Have all the data before hours are spent on a part of it."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        for source in dict.fromkeys(source for one in experiments for source in one.needs):
+            task = bar.add_task(source.path, visible=False)
+            locate(data, source, partial(_tell_fetched, bar, task, source.url))
+
+
+def _tell_fetched(bar: Progress, task: TaskID, url: str, size: int, total: int | None) -> None:
+    if size == 0:
+        print(f"fetching {url}", file=sys.stderr, flush=True)
+    bar.update(task, completed=size, total=total, visible=True)
 
 
 def _wrapped(paragraph: str) -> str:
@@ -96,7 +149,7 @@ class _Shown:
         )
         self._task = self._bar.add_task(name, total=1.0)
         self._began = self._told = monotonic()
-        self._of, self._share = 0, 0.0
+        self._of, self._share, self._first = 0, 0.0, 0.0
 
     def __enter__(self) -> "_Shown":
         self._bar.start()
@@ -115,11 +168,12 @@ class _Shown:
         text = f"{self._name}: {done} of {of} trials"
         now = monotonic()
         if of != self._of or share < self._share:  # others than before
-            self._began = now
-            self._bar.reset(self._task)
+            self._began, self._first = now, share  # what is remembered took no time
+            self._bar.reset(self._task, completed=share)  # type: ignore[arg-type] # rich's own are floats
         self._of, self._share = of, share
         self._bar.update(self._task, description=text, completed=share)
-        if self._bar.disable and now - self._told > self.LINE_EVERY_S and share > 0:
-            left = (now - self._began) * (1 / share - 1)
-            print(f"{text}, {share:.0%}; {left / 60:.0f} min left", file=sys.stderr, flush=True)
+        if self._bar.disable and now - self._told > self.LINE_EVERY_S and share > self._first:
+            left = (now - self._began) * (1 - share) / (share - self._first)
+            line = f"{text}, {share:.0%}; {left / 60:.0f} min left of these"
+            print(line, file=sys.stderr, flush=True)
             self._told = now

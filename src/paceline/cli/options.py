@@ -166,9 +166,18 @@ Experiments = Annotated[
     typer.Argument(help="Which, by name; all if none is named.", show_default=False),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Only the direction of each effect, in seconds.")
+    bool,
+    typer.Option(
+        "--quick",
+        help="A quick look, half a minute each: it shows that all works, and is no result. Its "
+        "tables are in a folder 'quick' of their own.",
+    ),
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="How often each comparison is repeated.")]
+QuickTables = Annotated[bool, typer.Option("--quick", help="Those of a quick look.")]
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=1, help="How often each comparison is repeated. [default: 3, with --quick 1]"),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="How many trials at a time. [default: as many as there are cores]"),

@@ -36,7 +36,7 @@ def conduct(trial: Trial, folder: Path, on_epochs: OnEpochs) -> Outcome:
         folder.mkdir(parents=True, exist_ok=True)
         save = folder / f"{trial.digest()}.pt"
         outcome = _Conduct(trial, save, on_epochs).run()
-        with written_whole(_home(trial, folder)) as partial:
+        with written_whole(_home(trial, folder), alone=False) as partial:
             partial.write_bytes(msgspec.json.encode(outcome))
         save.unlink(missing_ok=True)
     return outcome
@@ -92,7 +92,7 @@ class _Conduct:
         self._on_epochs(self._training.epochs(self._training.version))
         if self._save is not None and monotonic() - self._saved_at > SAVE_EVERY_S:
             rows = [msgspec.to_builtins(row) for row in self._rows]
-            with written_whole(self._save) as partial:
+            with written_whole(self._save, alone=False) as partial:
                 torch.save({"training": self._training.state(), "rows": rows}, partial)
             self._saved_at = monotonic()
 

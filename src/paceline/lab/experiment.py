@@ -7,6 +7,7 @@ alone, so that they can be made again without measuring.
 
 import csv
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from paceline.errors import SpecError
 from paceline.files import written_whole
 from paceline.lab.bench import Bench, Progress
+from paceline.lab.data.files import Source
 from paceline.lab.trial import Outcome, Trial
 
 __all__ = ["Experiment", "Lab", "Rows", "Tables", "make_again", "read_tables", "run_experiment"]
@@ -23,6 +25,11 @@ Rows = list[dict[str, float | str]]
 """A table: each row has the same columns."""
 
 Tables = dict[str, Rows]
+
+QUICK = (
+    "A quick look, with little data, few rates and few seeds: it shows that all of this works, and "
+    "is no result."
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Lab:
     bench: Bench
     seeds: Sequence[int]
     quick: bool
-    """Only the direction of the effects is wanted, in seconds."""
+    """Only a quick look is wanted."""
     progress: Progress
 
     def outcomes(self, trials: Sequence[Trial]) -> list[Outcome]:
@@ -56,6 +63,8 @@ class Experiment:
     draw: Callable[[Tables], Figure]
     tell: Callable[[Tables], str]
     """What was seen, in a paragraph."""
+    needs: Sequence[Source] = ()
+    """The files that it reads."""
 
 
 def run_experiment(experiment: Experiment, lab: Lab, out: Path) -> str:
@@ -67,26 +76,38 @@ def run_experiment(experiment: Experiment, lab: Lab, out: Path) -> str:
         old.unlink()
     for name, rows in tables.items():
         _write_rows(folder / f"{name}.csv", rows)
-    return make_again(experiment, out)
+    return _make(experiment, folder, read_tables(folder), quick=lab.quick)
 
 
-def make_again(experiment: Experiment, out: Path) -> str:
+def make_again(experiment: Experiment, out: Path, *, quick: bool = False) -> str:
     """Make the figure and the paragraph from the tables that are there; return the paragraph."""
     folder = out / experiment.name
     tables = read_tables(folder)
-    paragraph = "\n\n".join(
-        [
-            f"**{experiment.question}**",
-            f"Expected: {experiment.expected}",
-            f"Seen: {experiment.tell(tables)}",
-        ]
-    )
-    # No date and no version inside, so that nothing changes when nothing has changed.
-    figure = experiment.draw(tables)
-    figure.savefig(folder / "figure.png", dpi=110, metadata={"Software": None})
-    with written_whole(folder / "README.md") as partial:
-        partial.write_text(f"# {experiment.name}\n\n{paragraph}\n", encoding="utf-8")
+    try:
+        return _make(experiment, folder, tables, quick=quick)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"the tables in {folder} are damaged, or of another version ({error!r}); measure "
+            f"again: paceline lab run {experiment.name}"
+        ) from error
+
+
+def _make(experiment: Experiment, folder: Path, tables: Tables, *, quick: bool) -> str:
+    seen, figure = experiment.tell(tables), experiment.draw(tables)
+    paragraphs = [f"Expected: {experiment.expected}", f"Seen: {seen}"]
+    paragraph = "\n\n".join([QUICK, *paragraphs] if quick else paragraphs)
+    with _written(folder / "figure.png") as partial:
+        # No date and no version inside, so that nothing changes when nothing has changed.
+        figure.savefig(partial, dpi=110, format="png", metadata={"Software": None})
+    with _written(folder / "README.md") as partial:
+        page = f"# {experiment.name}\n\n**{experiment.question}**\n\n{paragraph}\n"
+        partial.write_text(page, encoding="utf-8")
     return paragraph
+
+
+def _written(path: Path) -> AbstractContextManager[Path]:
+    """Where to write a file; another process may be at the same experiment."""
+    return written_whole(path, alone=False)
 
 
 def read_tables(folder: Path) -> Tables:
@@ -100,7 +121,7 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _write_rows(path: Path, rows: Rows) -> None:
-    with written_whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with _written(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
@@ -112,8 +133,14 @@ def _text(value: float | str) -> str:
 
 
 def _read_rows(path: Path) -> Rows:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        return [dict(zip(header, map(_value, row), strict=True)) for row in rows or [[]]]
+    except (ValueError, csv.Error) as error:  # no row, or one that does not fit the header
+        raise SpecError(
+            f"{path} is damaged ({error}); measure again: paceline lab run {path.parent.name}"
+        ) from error
 
 
 def _value(text: str) -> float | str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A real run on this machine: processes of its own, in a folder that is gone afterwards."""
 
+import signal
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +51,10 @@ def recorded(script: Path, spec: RunSpec, policy: str = "sync") -> Trace:
             restart=False,
             progress=False,
         )
-        if Launch(settings, Path(folder), nursery).run(screen):
+        code = Launch(settings, Path(folder), nursery).run(screen)
+        if code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        if code:
             raise PacelineError("\n".join(["the run on this machine has failed:", *screen.lines]))
         return read_trace(trace_file(folder))
 

@@ -48,6 +48,12 @@ def locate(folder: Path, source: Source, progress: Progress | None = None) -> Pa
     place = folder / source.path
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(
+            f"{missing}, where nothing can be written ({error.strerror}); name a folder that has "
+            "it with --data DIR"
+        ) from error
+    try:
         with written_whole(place, alone=False) as partial, partial.open("wb") as file:
             found = _download(source.url, file, progress or _nobody)
             if found != source.sha256:
@@ -101,6 +107,7 @@ def _download(url: str, file: BinaryIO, progress: Progress) -> str:
     with answer:
         told = answer.headers.get("Content-Length", "")
         total = int(told) if told.isdecimal() else None
+        progress(0, total)
         while chunk := answer.read(_CHUNK):
             file.write(chunk)
             digest.update(chunk)

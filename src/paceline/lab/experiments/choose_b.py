@@ -15,6 +15,7 @@ from statistics import fmean
 
 import numpy as np
 
+from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.choose_b_shown import draw, tell
 from paceline.lab.experiments.curves import Moment, reached
@@ -256,4 +257,5 @@ CHOOSE_B = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=mnist.SOURCES,
 )

@@ -81,7 +81,8 @@ def tell(tables: Tables) -> str:
 
 def _of_times(tables: Tables) -> Iterator[str]:
     law, updates, direct = _law(tables), tables["updates"], tables["direct"]
-    seeds = len(_seeds(updates))
+    trainings = len(_seeds(updates))
+    times = "training" if trainings == 1 else "trainings"
     counts = "; ".join(
         f"N = {n:g}: {spread(picked(updates, 'updates', needed=n), 0)}"
         for n in sorted(set(picked(updates, "needed")))
@@ -89,7 +90,7 @@ def _of_times(tables: Tables) -> Iterator[str]:
     [row] = tables["law"]
     target = 100 * float(row["target"])
     yield (
-        f"Updates to {target:g} % accuracy, {seeds} trainings each: {counts}. That is about "
+        f"Updates to {target:g} % accuracy, {trainings} {times} each: {counts}. That is about "
         f"{_formula(law)}, as with a noise scale of {float(row['scale_samples']):.0f} samples, for "
         "a rate in proportion to N."
     )

@@ -24,10 +24,11 @@ from statistics import fmean
 import numpy as np
 from matplotlib.figure import Figure
 
+from paceline.lab.data import a9a
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.rows import curve_rows
-from paceline.lab.experiments.settings import finite, picked, spread
+from paceline.lab.experiments.settings import finite, picked, seeds_of, spread
 from paceline.lab.problems.convex import Census
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
@@ -241,7 +242,7 @@ def _rate_words(tables: Tables) -> str:
 def tell(tables: Tables) -> str:
     """Put it into words."""
     known, ks = _constants(tables), _ks(tables)
-    seeds = len({row["seed"] for row in tables["curves"]})
+    seeds = seeds_of(tables["curves"])
     labels = {k: f"K = {k:g}" for k in ks} | {ASYNC: "async"}
     floors = ", ".join(
         f"{label}: {spread([1e3 * value for value in _floors(tables, k)])}"
@@ -253,7 +254,7 @@ def tell(tables: Tables) -> str:
     highest = max(worst(tables, k) for k in ks)
     is_held = "below" if highest <= 1 else "partly above"
     return (
-        f"{seeds} seeds. Floors of F - F*, in thousandths: {floors}. With K they go as "
+        f"{seeds}. Floors of F - F*, in thousandths: {floors}. With K they go as "
         f"K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: {times}. The mean curves lie "
         f"{is_held} their bounds, at {highest:.0%} of them or less (L = {known['smoothness']:.3g}, "
         f"c = {known['strong_convexity']:g}, σ² = {known['variance']:.3g}, "
@@ -273,4 +274,5 @@ CONVEX = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=a9a.SOURCES,
 )

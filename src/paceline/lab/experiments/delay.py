@@ -16,10 +16,11 @@ from typing import Literal, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from paceline.lab.data import tiny_imagenet
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.rows import curve_rows, end_row
-from paceline.lab.experiments.settings import picked, spread
+from paceline.lab.experiments.settings import picked, seeds_of, spread
 from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.tiny import Tiny
 from paceline.lab.recipe import Recipe
@@ -212,9 +213,9 @@ def seconds_to(tables: Tables, model: str, kind: str, rule: str, part: float) ->
 
 def tell(tables: Tables) -> str:
     """Put it into words."""
-    seeds = len({row["seed"] for row in tables["final"]})
     models = dict.fromkeys(str(row["model"]) for row in tables["final"])
-    text = f"{seeds} seeds. " + " ".join(_tell_model(tables, model) for model in models)
+    described = [_tell_model(tables, model) for model in models]
+    text = " ".join([f"{seeds_of(tables['final'])}.", *described])
     own = [row for row in tables["final"] if row["kind"] == "own"]
     return text + edges(tables["tried"], own, "model", "rule")
 
@@ -276,4 +277,5 @@ DELAY = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=tiny_imagenet.SOURCES,
 )

@@ -17,10 +17,11 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from paceline.lab.data import cifar10
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.rows import curve_rows, end_row
-from paceline.lab.experiments.settings import CHEN, FACTORS, finite, picked, spread
+from paceline.lab.experiments.settings import CHEN, FACTORS, finite, picked, seeds_of, spread
 from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.images import Photographs
 from paceline.lab.recipe import Recipe
@@ -197,7 +198,6 @@ def seconds_to_target(tables: Tables, workers: float, label: str) -> list[float]
 def tell(tables: Tables) -> str:
     """Put it into words."""
     final = tables["final"]
-    seeds = len({row["seed"] for row in final})
     parts = []
     for workers in sorted({float(row["workers"]) for row in final}):
         labels = dict.fromkeys(str(row["rule"]) for row in final)
@@ -207,7 +207,7 @@ def tell(tables: Tables) -> str:
             + "; ".join(_tell_rule(tables, workers, label) for label in labels)
         )
     return (
-        f"{seeds} seeds, as much data for every rule; in brackets, the seconds until it was as "
+        f"{seeds_of(final)}, as much data for every rule; in brackets, the seconds until it was as "
         f"good as async is in the end, and its settings. {'. '.join(parts)}."
         f"{edges(tables['rates'], final, 'rule', 'workers')}"
     )
@@ -238,4 +238,5 @@ INCEPTION = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=cifar10.SOURCES,
 )

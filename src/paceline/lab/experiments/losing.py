@@ -17,6 +17,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from paceline.core.events import Fate
+from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.race import (
     BATCH,
@@ -27,7 +28,7 @@ from paceline.lab.experiments.race import (
     outcome_words,
     race,
 )
-from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.settings import CHEN, picked, seeds_of, spread
 from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.reserved import ReservedDigits
 from paceline.lab.recipe import Recipe
@@ -211,7 +212,6 @@ def draw(tables: Tables) -> Figure:
 def tell(tables: Tables) -> str:
     """Put it into words."""
     owned = tables["own_data"]
-    seeds = len({row["seed"] for row in owned})
     learnt = []
     for rule in dict.fromkeys(str(row["rule"]) for row in owned):
         reserved, others = (
@@ -230,8 +230,8 @@ def tell(tables: Tables) -> str:
         )
     )
     return (
-        f"{seeds} seeds. Seconds to {float(tables['large'][0]['target']):.0%}. {races} With 8 and "
-        f"9 only on four slow workers: {'; '.join(learnt)}. {_requeue_words(tables['requeue'])}"
+        f"{seeds_of(owned)}. Seconds to {float(tables['large'][0]['target']):.0%}. {races} With 8 "
+        f"and 9 only on four slow workers: {'; '.join(learnt)}. {_requeue_words(tables['requeue'])}"
     )
 
 
@@ -267,4 +267,5 @@ LOSING = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=mnist.SOURCES,
 )

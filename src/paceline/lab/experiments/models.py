@@ -15,10 +15,11 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
+from paceline.lab.data import mnist, text
 from paceline.lab.experiment import Experiment, Lab, Tables
 from paceline.lab.experiments.curves import mean_curve
 from paceline.lab.experiments.rows import curve_rows, end_row
-from paceline.lab.experiments.settings import CHEN, FACTORS, picked, spread
+from paceline.lab.experiments.settings import CHEN, FACTORS, picked, seeds_of, spread
 from paceline.lab.experiments.tuning import Badness, edges, highest, lowest, tuned
 from paceline.lab.problem import Problem
 from paceline.lab.problems.cartpole import CartPole
@@ -182,9 +183,8 @@ def tell(tables: Tables) -> str:
             described.append(f"{rule} {score} after {seconds:.0f} s (rate {rate:.2g})")
         better = "more is better" if task.is_high else "less is better"
         parts.append(f"{name}, {task.unit}, {better}: " + ", ".join(described))
-    seeds = len({row["seed"] for row in rows})
     return (
-        f"{WORKERS} workers, {seeds} seeds, as much data for every rule, its best rate in "
+        f"{WORKERS} workers, {seeds_of(rows)}, as much data for every rule, its best rate in "
         f"brackets. {'. '.join(parts)}.{edges(tables['rates'], rows, 'task', 'rule')}"
     )
 
@@ -200,4 +200,5 @@ MODELS = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=(*mnist.SOURCES, *text.SOURCES),
 )

@@ -14,10 +14,11 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from paceline.lab.data import cifar10
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
 from paceline.lab.experiments.rows import curve_rows, end_row
-from paceline.lab.experiments.settings import CHEN, picked, spread
+from paceline.lab.experiments.settings import CHEN, picked, seeds_of, spread
 from paceline.lab.experiments.tuning import edges, lowest, tuned
 from paceline.lab.problems.pixels import Pixels
 from paceline.lab.recipe import Recipe
@@ -184,7 +185,6 @@ def _draw_curves(axes: Axes, tables: Tables, labels: list[str]) -> None:
 def tell(tables: Tables) -> str:
     """Put it into words."""
     final = tables["final"]
-    seeds = len({row["seed"] for row in final})
     labels = list(dict.fromkeys(str(row["rule"]) for row in final))
     rates = sorted(set(picked(tables["rates"], "rate")))
     end = fmean(picked(final, "seconds", rule="serial"))
@@ -201,8 +201,8 @@ def tell(tables: Tables) -> str:
     )
     tried = max(picked(tables["rates"], "seconds"))
     return (
-        f"{seeds} seeds, rates {', '.join(f'{rate:g}' for rate in rates)} tried for each. Bits per "
-        f"dimension after {end:.0f} s of virtual time, and in brackets the best rate and the "
+        f"{seeds_of(final)}, rates {', '.join(f'{rate:g}' for rate in rates)} tried for each. Bits "
+        f"per dimension after {end:.0f} s of virtual time, and in brackets the best rate and the "
         f"seconds until it was where serial ends: {'; '.join(described)}. All with serial's "
         f"rate of {serial_rate:g}, after {tried:.0f} s, one seed: {same}."
         f"{edges(tables['rates'], final, 'rule')}"
@@ -221,4 +221,5 @@ PIXELCNN = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=cifar10.SOURCES,
 )

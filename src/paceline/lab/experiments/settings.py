@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from paceline.lab.experiment import Rows
 
-__all__ = ["CHEN", "FACTORS", "finite", "picked", "spread"]
+__all__ = ["CHEN", "FACTORS", "finite", "picked", "seeds_of", "spread"]
 
 CHEN = "98.83% lognormal:1.603s,0.042 | 0.97% lognormal:2.66s,0.094 | 0.2% exp:1.81s,shift=1.603s"
 """Machines whose gradients arrive as those that Chen et al. measured; fitted by `stragglers`."""
@@ -25,6 +25,12 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     if len(known) > 1:
         text += f" ± {stdev(known):.{digits}f}"
     return text if len(known) == len(values) else f"{text} (only {len(known)} of {len(values)})"
+
+
+def seeds_of(rows: Rows) -> str:
+    """How many there are, in words."""
+    count = len({row["seed"] for row in rows})
+    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def finite(values: Sequence[float]) -> list[float]:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.settings import CHEN, finite, picked, spread
+from paceline.lab.experiments.settings import CHEN, finite, picked, seeds_of, spread
 from paceline.lab.experiments.tuning import edges, highest, tuned
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
@@ -188,10 +189,9 @@ def _level(rows: Rows, level: float, ramp: str) -> str:
 def tell(tables: Tables) -> str:
     """Put it into words."""
     rows, layers = tables["error"], tables["layers"]
-    seeds = len({row["seed"] for row in rows})
     levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITH})
     errors = "; ".join(_level(rows, level, WITH) for level in levels)
-    text = f"Test error (%) by mean staleness, with the ramp, {seeds} seeds: {errors}."
+    text = f"Test error (%) by mean staleness, with the ramp, {seeds_of(rows)}: {errors}."
     bare = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITHOUT})
     if bare:
         without = "; ".join(_level(rows, level, WITHOUT) for level in bare)
@@ -215,4 +215,5 @@ STALENESS = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=mnist.SOURCES,
 )

@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from paceline.core.events import Fate
+from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.race import BATCH, WORKERS, Entrant, digits, outcome_words, race
-from paceline.lab.experiments.settings import CHEN, finite, picked, spread
+from paceline.lab.experiments.settings import CHEN, finite, picked, seeds_of, spread
 from paceline.lab.experiments.tuning import edges
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
@@ -112,7 +113,6 @@ def draw(tables: Tables) -> Figure:
 def tell(tables: Tables) -> str:
     """Put it into words."""
     counts, rows = tables["counts"], tables["race"]
-    seeds = len({row["seed"] for row in rows})
     parts = []
     for row in counts:
         megabytes = spread(picked(rows, "megabytes", rule=str(row["rule"])), 0)
@@ -128,7 +128,7 @@ def tell(tables: Tables) -> str:
     )
     return (
         f"For each gradient that counts (a model of {float(counts[0]['model_bytes']) / 1e3:.0f} kB,"
-        f" {BATCH} samples), and to {float(rows[0]['target']):.0%} with {seeds} seeds: "
+        f" {BATCH} samples), and to {float(rows[0]['target']):.0%} with {seeds_of(rows)}: "
         f"{'; '.join(parts)}.{spared} Seconds to the target: {outcome_words(rows)}."
         f"{edges(tables['tried'], rows, 'rule')}"
     )
@@ -145,4 +145,5 @@ TRAFFIC = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=mnist.SOURCES,
 )

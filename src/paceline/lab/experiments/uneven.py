@@ -6,9 +6,10 @@ from collections import Counter
 from matplotlib.figure import Figure
 
 from paceline.core.events import Fate
+from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.race import WORKERS, Entrant, bars, outcome_words, race
-from paceline.lab.experiments.settings import CHEN, picked
+from paceline.lab.experiments.settings import CHEN, picked, seeds_of
 from paceline.lab.experiments.tuning import edges
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
@@ -81,11 +82,10 @@ def tell(tables: Tables) -> str:
         )
         return f"{rule} {update_s:.2f} s, {every:.1f}/s, {slow:.0%}"
 
-    seeds = len({row["seed"] for row in rows})
     return (
         "Time of an update, gradients that count in a second, and how many of these are of the "
         f"slow half: {'; '.join(words(str(row['rule'])) for row in pace)}. Seconds until "
-        f"{float(rows[0]['target']):.0%} of the digits are right, {seeds} seeds: "
+        f"{float(rows[0]['target']):.0%} of the digits are right, {seeds_of(rows)}: "
         f"{outcome_words(rows)}.{edges(tables['tried'], rows, 'rule')}"
     )
 
@@ -102,4 +102,5 @@ UNEVEN = Experiment(
     measure=measure,
     draw=draw,
     tell=tell,
+    needs=mnist.SOURCES,
 )
