@@ -16,7 +16,7 @@ from paceline.lab.experiments.staleness import STALENESS
 def test_staleness_hurts(quick, tmp_path):
     tables = STALENESS.measure(quick)
     fresh, stale = (picked(tables["error"], "error_percent", staleness=s) for s in (0, 40))
-    assert fmean(fresh) < fmean(stale) - 3
+    assert fmean(fresh) < fmean(stale) - 20
     (measured,) = picked(tables["error"], "measured_staleness", staleness=40)
     assert 30 < measured < 41
     bottom, *_, top = (float(row["mean"]) for row in tables["layers"])

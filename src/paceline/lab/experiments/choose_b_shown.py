@@ -15,6 +15,7 @@ from paceline.lab.law import Law
 
 __all__ = ["draw", "tell"]
 
+SHOWN = 30  # backups, or as many as the planner chooses
 WORDS = {"cancel": "cancelled", "finish": "finished"}
 
 
@@ -24,7 +25,8 @@ def draw(tables: Tables) -> Figure:
     counts, steps, times = figure.subplots(1, 3)
     _draw_counts(counts, tables)
     predicted = tables["predicted"]
-    few = [row for row in predicted if float(row["backups"]) <= 30]
+    most = max([SHOWN, *picked(tables["choices"], "backups")])
+    few = [row for row in predicted if float(row["backups"]) <= most]
     for late, label in WORDS.items():
         backups = picked(few, "backups")
         steps.plot(backups, picked(few, f"{late}_step_s"), label=f"late work {label}")
@@ -54,7 +56,15 @@ def _draw_direct(axes: Axes, tables: Tables) -> None:
     seconds = [picked(direct, "seconds", backups=b) for b in tried]
     means = [fmean(finite(own) or [nan]) for own in seconds]
     errors = [np.std(own, ddof=1) / len(own) ** 0.5 if len(own) > 1 else 0.0 for own in seconds]
-    axes.errorbar(tried, means, errors, fmt="ks", ms=4, capsize=3, label="trained, cancelled")
+    axes.errorbar(
+        tried,
+        means,
+        errors,
+        fmt="ks",
+        ms=4,
+        capsize=3,
+        label="trained, cancelled; bars: standard error",
+    )
     styles = {"every gradient counts": "v", "noise scale": "^", "measured table": "D"}
     for name, style in styles.items():
         own = [row for row in tables["choices"] if row["model"] == name]

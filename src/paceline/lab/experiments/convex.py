@@ -195,14 +195,16 @@ def draw(tables: Tables) -> Figure:
             bounds = [bound(int(k), at, gaps[0], known) for at in updates]
             left.plot(updates, bounds, color=color, linestyle=":", linewidth=1)
     left.set(xlabel="updates", ylabel="F(w) - F*", yscale="log", title="dotted: the bounds")
-    middle.set(xlabel="virtual time (s)", yscale="log", xscale="log", title=LATENCY)
+    middle.set(xlabel="virtual time (s)", yscale="log", xscale="log")
+    middle.set(ylabel="F(w) - F*", title=f"a gradient takes {LATENCY}")
     middle.legend(frameon=False, loc="lower left")
     floors = [floor(tables, k) for k in ks]
     right.plot(ks, floors, "o-", label="floor")
     limits = [bound(int(k), float("inf"), 0.0, known) for k in ks]
-    right.plot(ks, limits, ":", label="its bound")
+    right.plot(ks, limits, "k:", label="its bound")
     right.plot(ks, [floors[0] / k for k in ks], "--", color="grey", label="1/K")
     right.set(xlabel="K", xscale="log", yscale="log", title="where it ends")
+    right.set(ylabel="F(w) - F*")
     right.set_xticks(ks, [f"{k:g}" for k in ks])
     right.minorticks_off()
     right.legend(frameon=False)
@@ -211,6 +213,7 @@ def draw(tables: Tables) -> Figure:
         ends = [finite(picked(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
         last.plot(rates, [fmean(own) if own else nan for own in ends], "o-", label=label)
     last.set(xlabel="rate", xscale="log", yscale="log", title="where it ends with other rates")
+    last.set(ylabel="F(w) - F*")
     last.set_xticks(rates, [f"{rate:g}" for rate in rates])
     last.minorticks_off()
     last.legend(frameon=False)

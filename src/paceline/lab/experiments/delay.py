@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from paceline.lab.data import tiny_imagenet
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
@@ -177,6 +178,9 @@ def draw(tables: Tables) -> Figure:
         ):
             _draw_curves(axes, tables, model, kind, x)
         row[0].set(ylabel="test accuracy")
+        best = max(picked(tables["curves"], "accuracy", model=model))
+        row[0].set_ylim(0, 1.4 * best)  # room for the legends
+        row[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return figure
 
 
@@ -189,7 +193,7 @@ def _draw_curves(axes: Axes, tables: Tables, model: str, kind: str, x: str) -> N
     rates = f"rate {same:g} for all" if kind == "same" else "the best rate of each"
     axes.set(xlabel=x if x == "updates" else "virtual time (s)", title=f"{model}, {rates}")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _curve(

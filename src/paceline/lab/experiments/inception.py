@@ -16,6 +16,7 @@ from math import nan
 from statistics import fmean
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from paceline.lab.data import cifar10
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
@@ -166,10 +167,12 @@ def draw(tables: Tables) -> Figure:
     panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, workers in zip(panels, sizes, strict=True):
         for number, label in enumerate(dict.fromkeys(str(row["rule"]) for row in rows)):
-            axes.plot(*curve(tables, workers, label), color=f"C{number}", label=label)
+            style = "--" if "clipped" in label else "-"  # it may lie on its twin
+            axes.plot(*curve(tables, workers, label), style, color=f"C{number}", label=label)
         axes.set(xlabel="virtual time (s)", title=f"{workers:g} workers")
         axes.grid(alpha=0.3)
     panels[0].set(ylabel="test accuracy")
+    panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[-1].legend(frameon=False)
     return figure
 

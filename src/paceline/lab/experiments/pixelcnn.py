@@ -162,6 +162,7 @@ def draw(tables: Tables) -> Figure:
         right.plot(rates, bits, "o-", color=f"C{number}", label=label)
     tried = max(picked(tables["rates"], "seconds"))
     right.set(xscale="log", xlabel="learning rate", title=f"each rate, after {tried:.0f} s")
+    right.set(ylabel="bits per dimension (nothing: diverged)")
     right.grid(alpha=0.3)
     return figure
 

@@ -177,5 +177,6 @@ def bars(axes: Axes, rows: Rows) -> None:
         if len(seconds) < len(picked(rows, "seconds", rule=rule)):
             axes.text(max(seconds, default=0.0), place, " not always there", va="center")
     axes.set_yticks(range(len(rules)), rules)
-    axes.set(xlabel=f"virtual time (s) to {float(rows[0]['target']):.0%}", xlim=(0, None))
+    target = f"{float(rows[0]['target']):.0%} right"
+    axes.set(xlabel=f"virtual time (s) to {target} (dots: seeds)", xlim=(0, None))
     axes.grid(alpha=0.3, axis="x")

@@ -10,6 +10,7 @@ the paper, too, takes smaller ones from a staleness of 20 on.
 """
 
 from itertools import product
+from math import nan
 from statistics import fmean
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ LAYERS, LAYER_WORKERS, CYCLES = 18, 40, 400
 WITH, WITHOUT = "with ramp", "without ramp"
 PAPER = {0: 0.37, 10: 0.36, 20: 0.47, 50: 0.52, 100: 0.79, 125: 1.35}
 """Error (%) by staleness, with the ramp, read off figure 2 of Chen et al."""
+GUESSING = 90.0  # % of wrong answers
 
 
 class Case(NamedTuple):
@@ -52,7 +54,7 @@ def measure(lab: Lab) -> Tables:
     best, found = tuned(
         lab,
         lab.seeds[:1],
-        dict.fromkeys(kinds, (0.1,) if lab.quick else RATES),
+        dict.fromkeys(kinds, (0.01,) if lab.quick else RATES),
         lambda kind, rate, seed: _trial(lab, *kind, rate, seed),
         highest("accuracy"),
     )
@@ -154,13 +156,16 @@ def draw(tables: Tables) -> Figure:
     for ramp, style in ((WITH, "o-"), (WITHOUT, "s--")):
         levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == ramp})
         if levels:
-            errors = [finite(_errors(rows, level, ramp)) or [90.0] for level in levels]
+            errors = [finite(_errors(rows, level, ramp)) or [nan] for level in levels]
             means = [fmean(own) for own in errors]
             spans = [
                 [m - min(e) for m, e in zip(means, errors, strict=True)],
                 [max(e) - m for m, e in zip(means, errors, strict=True)],
             ]
-            left.errorbar(levels, means, spans, fmt=style, capsize=3, label=ramp)
+            label = f"{ramp}; bars: all seeds"
+            left.errorbar(levels, means, spans, fmt=style, capsize=3, label=label)
+    if diverged := picked(rows, "staleness", diverged="yes"):
+        left.plot(diverged, [GUESSING] * len(diverged), "kx", label="diverged")
     left.plot(*zip(*PAPER.items(), strict=True), ".:", color="grey", label="the paper's, with ramp")
     left.set(xlabel="mean staleness (updates)", ylabel="test error (%)", yscale="log")
     left.set_title("MNIST CNN, asynchronous")
@@ -168,13 +173,17 @@ def draw(tables: Tables) -> Figure:
     left.minorticks_off()
     left.legend(frameon=False)
     layers = tables["layers"]
-    right.plot([row["layer"] for row in layers], [row["mean"] for row in layers], "o-")
+    right.plot(
+        [row["layer"] for row in layers], [row["mean"] for row in layers], "o-", label="mean"
+    )
     right.fill_between(
         [float(row["layer"]) for row in layers],
         [float(row["min"]) for row in layers],
         [float(row["max"]) for row in layers],
         alpha=0.2,
+        label="least to most",
     )
+    right.legend(frameon=False)
     right.set(xlabel="layer (0: bottom)", ylabel="staleness (updates)", ylim=(0, None))
     right.set_xticks(range(0, LAYERS + 1, 3))
     right.set_title(f"{LAYER_WORKERS} workers, read bottom-up, sent top-down")

@@ -97,13 +97,13 @@ def draw(tables: Tables) -> Figure:
         left.barh(places, values, left=begun, alpha=0.7, label=label)
         begun = [a + b for a, b in zip(begun, values, strict=True)]
     left.set(xlabel="sizes of the model moved, for each gradient that counts")
-    left.legend(frameon=False, loc="lower right")
+    left.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     for place, rule in enumerate(rules):
         values = finite(picked(tables["race"], "megabytes", rule=rule))
         right.barh(place, fmean(values or [0.0]), color="C2", alpha=0.5)
         right.plot(values, [place] * len(values), "k.", markersize=4)
     target = float(tables["race"][0]["target"])
-    right.set(xlabel=f"megabytes moved until {target:.0%} are right", xlim=(0, None))
+    right.set(xlabel=f"megabytes moved until {target:.0%} are right (dots: seeds)", xlim=(0, None))
     for axes in (left, right):
         axes.set_yticks(places, rules)
         axes.grid(alpha=0.3, axis="x")
