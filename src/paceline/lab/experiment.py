@@ -19,7 +19,16 @@ from paceline.lab.bench import Bench, Progress
 from paceline.lab.data.files import Source
 from paceline.lab.trial import Outcome, Trial
 
-__all__ = ["Experiment", "Lab", "Rows", "Tables", "make_again", "read_tables", "run_experiment"]
+__all__ = [
+    "QUICK",
+    "Experiment",
+    "Lab",
+    "Rows",
+    "Tables",
+    "make_again",
+    "read_tables",
+    "run_experiment",
+]
 
 Rows = list[dict[str, float | str]]
 """A table: each row has the same columns."""
