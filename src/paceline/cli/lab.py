@@ -169,7 +169,7 @@ class _Shown:
         now = monotonic()
         if of != self._of or share < self._share:  # others than before
             self._began, self._first = now, share  # what is remembered took no time
-            self._bar.reset(self._task, completed=share)  # type: ignore[arg-type] # rich's own are floats
+            self._bar.reset(self._task, completed=share)  # type: ignore[arg-type] # typed too narrowly
         self._of, self._share = of, share
         self._bar.update(self._task, description=text, completed=share)
         if self._bar.disable and now - self._told > self.LINE_EVERY_S and share > self._first:
