@@ -22,15 +22,15 @@ from workloads import WORKLOADS
 
 from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
-from paceline.run.launch import Launch
-from paceline.run.nursery import PRELOAD, Nursery
-from paceline.run.recorder import Recorder
+from paceline.run.launch.forkserver import PRELOAD, ForkServer
+from paceline.run.launch.launcher import Launcher
+from paceline.run.server.recorder import Recorder
 from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.scribe import Made, Measured, record_event
-from paceline.watch.trace import read_trace
+from paceline.trace.records import Made, Measured, record_event
+from paceline.trace.schema import read_trace
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps that are not counted
@@ -89,7 +89,7 @@ def of_processes(target, name: str, workers: int) -> float:
         return mean_step(Path(folder, "times"))
 
 
-def of_paceline(name: str, workers: int, nursery: Nursery) -> float:
+def of_paceline(name: str, workers: int, forkserver: ForkServer) -> float:
     """Mean seconds of a step under `sync`."""
     with tempfile.TemporaryDirectory() as folder:
         steps = WORKLOADS[name]().steps + WARM_UP
@@ -99,14 +99,14 @@ def of_paceline(name: str, workers: int, nursery: Nursery) -> float:
             script=str(HERE / "paced.py"),
             arguments=(name, str(times)),
         )
-        launch = Launch(settings, Path(folder), nursery)
+        launch = Launcher(settings, Path(folder), forkserver)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run()
         assert code == 0
         return mean_step(times)
 
 
-def overhead_of_many(workers: int, waits_s: float, steps: int, nursery: Nursery) -> float:
+def overhead_of_many(workers: int, waits_s: float, steps: int, forkserver: ForkServer) -> float:
     """Mean seconds of a step beyond the time that every worker just waits."""
     with tempfile.TemporaryDirectory() as folder:
         spec = RunSpec(workers=workers, steps=steps)
@@ -116,7 +116,7 @@ def overhead_of_many(workers: int, waits_s: float, steps: int, nursery: Nursery)
             script=str(HERE / "paced.py"),
             arguments=("tiny", str(Path(folder, "times"))),
         )
-        launch = Launch(settings, Path(folder), nursery)
+        launch = Launcher(settings, Path(folder), forkserver)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run()
         assert code == 0
@@ -154,11 +154,11 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(HERE)  # the processes find the workloads there
     sys.path.insert(0, str(HERE))
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with Nursery() as nursery:
-        measure(options, nursery)
+    with ForkServer() as forkserver:
+        measure(options, forkserver)
 
 
-def measure(options: argparse.Namespace, nursery: Nursery) -> None:
+def measure(options: argparse.Namespace, forkserver: ForkServer) -> None:
     """Measure and print."""
     print(f"{'model':6} {'workers':>7} {'computing':>10} {'DDP':>10} {'Paceline':>10} {'ratio':>6}")
     for name, workers in CASES:
@@ -168,7 +168,7 @@ def measure(options: argparse.Namespace, nursery: Nursery) -> None:
             (
                 of_processes(alone_rank, name, workers),
                 of_processes(ddp_rank, name, workers),
-                of_paceline(name, workers, nursery),
+                of_paceline(name, workers, forkserver),
             )
             for _ in range(options.rounds)
         ]
@@ -180,7 +180,7 @@ def measure(options: argparse.Namespace, nursery: Nursery) -> None:
             flush=True,
         )
     if not options.only:
-        many = median(overhead_of_many(64, 0.1, 50, nursery) for _ in range(options.rounds))
+        many = median(overhead_of_many(64, 0.1, 50, forkserver) for _ in range(options.rounds))
         print(f"64 workers that only wait: {1e3 * many:.1f} ms a step beyond their waiting")
         records = median(tracing(8, 2000) for _ in range(options.rounds))
         share = 100 * records / 5e-3

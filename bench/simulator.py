@@ -15,7 +15,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.shell import Shell
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.trace import Gradient
+from paceline.trace.schema import Gradient
 
 ROUNDS = 5
 GRADIENTS = 100_000

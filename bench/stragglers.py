@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 
 from paceline.cli.show import print_table
-from paceline.run.launch import Launch
-from paceline.run.nursery import Nursery
+from paceline.run.launch.forkserver import ForkServer
+from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
-from paceline.watch.trace import Trace, read_trace
+from paceline.trace.schema import Trace, read_trace
 
 HERE = Path(__file__).parent
 LATENCY = "50ms + 5% exp:500ms"
@@ -35,7 +35,7 @@ CASES: list[tuple[str, Late, int]] = [
 ]
 
 
-def measured(policy: str, spec: RunSpec, nursery: Nursery) -> Trace:
+def measured(policy: str, spec: RunSpec, forkserver: ForkServer) -> Trace:
     """The trace of a real run."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
@@ -45,7 +45,7 @@ def measured(policy: str, spec: RunSpec, nursery: Nursery) -> Trace:
             script=str(HERE / "paced.py"),
             arguments=("tiny", str(Path(folder, "times"))),
         )
-        launch = Launch(settings, Path(folder), nursery)
+        launch = Launcher(settings, Path(folder), forkserver)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run()
         assert code == 0
@@ -63,18 +63,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1, help="how many schedules to draw")
     options = parser.parse_args()
-    with Nursery() as nursery:
-        measure(options.seeds, nursery)
+    with ForkServer() as forkserver:
+        measure(options.seeds, forkserver)
 
 
-def measure(seeds: int, nursery: Nursery) -> None:
+def measure(seeds: int, forkserver: ForkServer) -> None:
     """Measure and print."""
     rows = []
     for policy, late, steps in CASES:
         for seed in range(seeds):
             spec = RunSpec(workers=WORKERS, steps=steps, late=late, seed=seed)
             limit = step_ms(simulate(policy, Cluster.parse(LATENCY), spec))
-            real = step_ms(measured(policy, spec, nursery))
+            real = step_ms(measured(policy, spec, forkserver))
             row = [f"{limit:.1f} ms", f"{real:.1f} ms", f"{100 * (real / limit - 1):+.1f} %"]
             rows.append([policy, late, f"{seed}", *row])
             print(*rows[-1], sep="  ", flush=True)

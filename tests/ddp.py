@@ -13,7 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.run.nursery import PRELOAD
+from paceline.run.launch.forkserver import PRELOAD
 from plain import execute
 
 Weights = list[torch.Tensor]

@@ -383,10 +383,10 @@ def random_steps(
     Some more workers than the run was started for may come and go: the spare ones. Without faults
     workers only report, and timers fire.
     """
-    crew = cluster.decider.ledger.spec.workers + spare
+    roster = cluster.decider.ledger.spec.workers + spare
     for _ in range(count):
         working, after = cluster.working, rng.choice([0.0, 0.25, 1.0, 4.0])
-        absent = [w for w in range(crew) if w not in cluster.asked]
+        absent = [w for w in range(roster) if w not in cluster.asked]
         choices: list[tuple[int, str, list[int]]] = [
             (40, "arrive", working),
             (20, "abandon", [w for w in working if w in cluster.cancelled]),

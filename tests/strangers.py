@@ -15,19 +15,22 @@ from torch import Tensor
 
 from paceline.errors import PeerLost
 from paceline.release import RELEASE
-from paceline.run import wire
-from paceline.run.bulk import Region
-from paceline.run.channel import MEMBER_LIMIT, Channel, connect
-from paceline.run.layout import Layout
+from paceline.run.net import messages
+from paceline.run.net.channel import MEMBER_LIMIT, Channel, connect
+from paceline.run.tensors.layout import Layout
+from paceline.run.tensors.region import Region
+from paceline.run.tensors.state_spec import StateSpec
 
 __all__ = ["Raw", "prove"]
 
 PATIENCE_S = 20.0  # so that a test that waits for an answer in vain fails and does not hang
 
 
-def prove(token: str, challenge: wire.Challenge, nonce: bytes = bytes(32)) -> wire.Proof:
+def prove(token: str, challenge: messages.Challenge, nonce: bytes = bytes(32)) -> messages.Proof:
     """What a stranger that has this token answers."""
-    return wire.Proof(hmac.digest(token.encode(), b"worker" + nonce + challenge.nonce, "sha256"))
+    return messages.Proof(
+        hmac.digest(token.encode(), b"worker" + nonce + challenge.nonce, "sha256")
+    )
 
 
 class Raw:
@@ -41,7 +44,7 @@ class Raw:
         else:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect(b"\0" + address.removeprefix("unix:@").encode())
-            self._channel = Channel(self._socket, wire.decode_server, MEMBER_LIMIT)
+            self._channel = Channel(self._socket, messages.decode_server, MEMBER_LIMIT)
         self._socket.settimeout(PATIENCE_S)
         self._places: dict[int, Any] = {}
 
@@ -70,7 +73,7 @@ class Raw:
         try:
             while True:
                 message = self.hear()
-                if isinstance(message, wire.Refused):
+                if isinstance(message, messages.Refused):
                     reason = message.reason
         except PeerLost:
             self.close()
@@ -82,10 +85,10 @@ class Raw:
 
     # ---------------------------------------------------------------- being a worker, by the rules
 
-    def join(self, worker: int, contents: wire.Contents) -> "Raw":
+    def join(self, worker: int, contents: StateSpec) -> "Raw":
         """Join as this worker, and see the slot as tensors."""
-        self.say(wire.Join(worker, RELEASE, contents))
-        assert isinstance(self.hear(), wire.Welcome)
+        self.say(messages.Join(worker, RELEASE, contents))
+        assert isinstance(self.hear(), messages.Welcome)
         layout = Layout.of(contents)
         fd, constants = self._channel.take_fd(), self._channel.take_fd()
         self.slot = layout.view(Region(fd, layout.size))
@@ -94,10 +97,10 @@ class Raw:
         os.close(constants)
         return self
 
-    def get_work(self) -> wire.Work | wire.Over:
+    def get_work(self) -> messages.Assignment | messages.RunEnded:
         """Wait for work or the end; the parameters are in `at` then."""
-        while not isinstance(message := self.hear(), wire.Work | wire.Over):
-            assert isinstance(message, wire.Cancel)
+        while not isinstance(message := self.hear(), messages.Assignment | messages.RunEnded):
+            assert isinstance(message, messages.CancelTurn)
         if message.place_is_new:
             fd = self._channel.take_fd()
             self._places[message.place] = self._layout.view(
@@ -107,10 +110,12 @@ class Raw:
         self.at = self._places[message.place]
         return message
 
-    def gradient(self, work: wire.Work, *values: Tensor, **fields: Any) -> wire.Gradient:
+    def gradient(
+        self, work: messages.Assignment, *values: Tensor, **fields: Any
+    ) -> messages.GradientReport:
         """Put these into the slot; the report to send."""
         for view, value in zip(self.slot.parameters[0], values, strict=False):
             view.copy_(value)
         sq_norm = float(sum(torch.square(v).sum() for v in values))
         usual = {"turn": work.turn, "version": work.version, "optimizer": 0, "samples": 1}
-        return wire.Gradient(**{**usual, "compute_s": 0.0, "sq_norm": sq_norm, **fields})
+        return messages.GradientReport(**{**usual, "compute_s": 0.0, "sq_norm": sq_norm, **fields})

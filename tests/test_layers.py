@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Imports point one way: errors, spec, latency <- core <- {sim, run, watch} <- lab <- cli."""
+"""Imports point one way: errors, spec <- core <- trace <- {sim, run, watch} <- lab <- cli."""
 
 import ast
 import sys
@@ -20,13 +20,25 @@ MAY_IMPORT = {
     "spec": {"errors"},
     "latency": {"errors", "spec"},
     "core": {"errors", "spec"},
-    "watch": {"errors", "files", "spec", "core"},
-    "sim": MIDDLE | {"watch.trace", "watch.scribe"},
-    "run": MIDDLE | {"watch.trace", "watch.scribe"},
-    "lab": MIDDLE | {"sim", "run", "watch"},
-    "cli": MIDDLE | {"sim", "run", "watch", "lab", FACADE},
+    "trace": {"errors", "files", "spec", "core"},
+    "watch": {"errors", "files", "spec", "core", "trace"},
+    "sim": MIDDLE | {"trace"},
+    "run": MIDDLE | {"trace"},
+    "lab": MIDDLE | {"trace", "sim", "run", "watch"},
+    "cli": MIDDLE | {"trace", "sim", "run", "watch", "lab", FACADE},
 }
-"""Besides itself; simulated and real runs share the records of `watch`, and who makes them."""
+"""The packages that each package may import besides itself."""
+
+RUN_MAY_IMPORT = {
+    "settings": {"tensors.state_spec"},
+    "tensors": {"settings"},
+    "net": {"settings", "tensors"},
+    "launch": {"settings", "net"},
+    "worker": {"settings", "tensors", "net", "launch.environment"},
+    "server": {"settings", "tensors", "net"},
+    "script": {"settings", "tensors", "net", "launch", "worker", "server"},
+}
+"""The parts of `run` that each part may import besides itself; worker and server never meet."""
 
 
 def module_name(path):
@@ -87,6 +99,23 @@ def test_imports_point_one_way():
     assert wrong == []
 
 
+def part_of_run(name):
+    """The part of `run` that a module is in: "worker" for paceline.run.worker.data."""
+    return name.removeprefix(f"{FACADE}.run.").partition(".")[0]
+
+
+def test_imports_inside_run_point_one_way():
+    modules = [name for name in FILES if name.startswith(f"{FACADE}.run.")]
+    wrong = []
+    for name in modules:
+        may = RUN_MAY_IMPORT[part_of_run(name)] | {part_of_run(name)}
+        for other in imports(name):
+            if other in modules and part_of_run(other) not in may:
+                exact = other.removeprefix(f"{FACADE}.run.")
+                wrong += [f"{name} imports {other}"] * (exact not in may)
+    assert wrong == []
+
+
 def test_core_uses_only_the_standard_library_besides():
     wrong = [
         f"{name} imports {other}"
@@ -123,14 +152,14 @@ def test_no_function_imports_anything():
 def test_only_the_facade_and_the_command_line_load_modules_of_ours_by_name():
     """They are the top, so nothing can point the wrong way that this walk does not see.
 
-    The nursery loads what scripts import.
+    The forkserver loads what scripts import.
     """
     by_name = {
         name
         for name in FILES
         if any(other.partition(".")[0] == "importlib" for other in imports(name))
     }
-    assert by_name <= {FACADE, f"{FACADE}.cli", f"{FACADE}.run.nursery"}
+    assert by_name <= {FACADE, f"{FACADE}.cli", f"{FACADE}.run.launch.forkserver"}
 
 
 def test_there_are_no_import_cycles():

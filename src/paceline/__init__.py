@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from paceline.sim.planner import plan
     from paceline.sim.simulate import simulate
     from paceline.spec import RunSpec
+    from paceline.trace.schema import read_trace, write_trace
     from paceline.watch.summary import summarize
-    from paceline.watch.trace import read_trace, write_trace
 
 __all__ = [
     "Async",
@@ -82,8 +82,8 @@ _HOMES = {
     "plan": "paceline.sim.planner",
     "simulate": "paceline.sim.simulate",
     "summarize": "paceline.watch.summary",
-    "read_trace": "paceline.watch.trace",
-    "write_trace": "paceline.watch.trace",
+    "read_trace": "paceline.trace.schema",
+    "write_trace": "paceline.trace.schema",
 }
 
 

@@ -90,7 +90,7 @@ def test_when_all_who_are_alive_are_in_the_update_is_made_at_once():
 
 
 def test_answers_of_late_workers_are_learnt_from_too():
-    """So the time grows when the crew has become slower."""
+    """So the time grows when the roster has become slower."""
     cluster = Cluster.of("deadline:1.0", workers=2)
     cluster.arrive(0)  # took 1
     assert started(cluster.arrive(1)) == [learnt(2, opened_at=2.0, took_s=2.0)]

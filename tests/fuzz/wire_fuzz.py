@@ -21,17 +21,17 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 with atheris.instrument_imports(include=["paceline.run"]):
     from paceline.errors import PeerLost, ProtocolError
-    from paceline.run import wire
-    from paceline.run.bulk import Region
-    from paceline.run.channel import STRANGER_LIMIT, Challenger, Channel, Frames
-    from paceline.run.peers import Peer
-    from paceline.run.state import pack, unpack
+    from paceline.run.net import messages
+    from paceline.run.net.channel import STRANGER_LIMIT, Challenger, Channel, Frames
+    from paceline.run.server.peers import Peer
+    from paceline.run.tensors.region import Region
+    from paceline.run.tensors.state import pack, unpack
 
 import torch  # beside it, so that it is not instrumented
 
-from messages import EXAMPLES
+from message_examples import EXAMPLES
 
-DECODERS = (wire.decode_stranger, wire.decode_worker, wire.decode_server)
+DECODERS = (messages.decode_stranger, messages.decode_worker, messages.decode_server)
 MEMORY_BYTES = 4096
 
 
@@ -51,8 +51,8 @@ def read_message(data: bytes) -> None:
             message = decode(data)
         except ProtocolError:
             continue
-        again = wire.encode(message)
-        assert wire.encode(decode(again)) == again
+        again = messages.encode(message)
+        assert messages.encode(decode(again)) == again
 
 
 def read_state(data: bytes, fd: int) -> None:
@@ -65,7 +65,7 @@ def read_stranger(data: bytes) -> None:
     """The bytes are what a stranger says to the server."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    channel = Channel(ours, wire.decode_stranger, STRANGER_LIMIT)
+    channel = Channel(ours, messages.decode_stranger, STRANGER_LIMIT)
     peer = Peer(channel, Challenger("token"), came_at=0.0)
     with theirs, suppress(ProtocolError, PeerLost):
         theirs.sendall(data)
@@ -79,7 +79,7 @@ def good_bytes() -> list[bytes]:
     """A message of each kind, alone and in its frame, and a state."""
     tree, fd = pack({"state": {0: {"a": torch.ones(3), "b": [1, 2.5, None]}}}, "fuzz")
     os.close(fd)
-    bodies = [wire.encode(message) for message in EXAMPLES]
+    bodies = [messages.encode(message) for message in EXAMPLES]
     return [tree, *bodies, *(len(body).to_bytes(4, "little") + body for body in bodies)]
 
 

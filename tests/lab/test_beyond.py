@@ -5,7 +5,7 @@ from math import isnan
 
 import pytest
 
-from misfortune import check_misfortune
+from faults import check_misfortune
 from paceline.lab.experiment import make_again, run_experiment
 from paceline.lab.experiments.convex import (
     ASYNC,

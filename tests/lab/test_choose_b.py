@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from misfortune import check_misfortune
+from faults import check_misfortune
 from paceline.lab.experiments.choose_b import CHOOSE_B
 from paceline.lab.experiments.settings import picked
 

@@ -6,7 +6,7 @@ from math import isnan
 import pytest
 import torch
 
-from misfortune import check_misfortune
+from faults import check_misfortune
 from paceline.lab.experiments.delay import (
     DELAY,
     NOTHING,

@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from misfortune import check_misfortune
+from faults import check_misfortune
 from paceline.lab.experiment import run_experiment
 from paceline.lab.experiments.inception import INCEPTION
 from paceline.lab.experiments.settings import picked

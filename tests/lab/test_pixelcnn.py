@@ -6,7 +6,7 @@ from math import isnan
 import pytest
 import torch
 
-from misfortune import check_misfortune
+from faults import check_misfortune
 from paceline.lab.experiments.pixelcnn import PIXELCNN, RULES, seconds_to_serial, updates_within
 from paceline.lab.experiments.settings import picked
 from paceline.lab.problem import Draw

@@ -12,7 +12,7 @@ from paceline.lab.schedule import schedule
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.trace import Header, Restored, Trace
+from paceline.trace.schema import Header, Restored, Trace
 
 LATENCY = "10ms + exp:10ms"
 

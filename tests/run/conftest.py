@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from paceline.cli import main
-from paceline.run.launch import Launch
-from paceline.run.nursery import Nursery
+from paceline.run.launch.forkserver import ForkServer
+from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
+from paceline.trace.schema import Trace, read_trace
 from paceline.watch.audit import audit
-from paceline.watch.trace import Trace, read_trace
-from scene import STEPS, Scene, Served, nobody, serve
+from server_harness import STEPS, Scene, Served, nobody, serve
 
 SPEC = ("workers", "steps", "min_workers", "late", "seed")
 
@@ -67,9 +67,9 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def forkserver() -> Iterator[ForkServer]:
     """What all processes of all tests are forked from."""
-    with Nursery() as one:
+    with ForkServer() as one:
         yield one
 
 
@@ -78,7 +78,7 @@ def launch(
     tmp_path: Path,
     script: Callable[[str], Path],
     capsys: pytest.CaptureFixture[str],
-    nursery: Nursery,
+    forkserver: ForkServer,
 ) -> Callable[..., Ran]:
     """Run the source of a script with these settings, and check its trace.
 
@@ -107,7 +107,7 @@ def launch(
             **options,
         )
         capsys.readouterr()
-        code = Launch(settings, run_dir, nursery).run()
+        code = Launcher(settings, run_dir, forkserver).run()
         printed = capsys.readouterr()
         trace_file = run_dir / "trace.jsonl"
         assert trace_file.exists(), printed.out + printed.err
@@ -127,13 +127,13 @@ def call(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    nursery: Nursery,
+    forkserver: ForkServer,
 ) -> Callable[..., tuple[Any, str, str]]:
     """Call the command line with these words in this process; return exit code, out, err."""
     monkeypatch.chdir(tmp_path)
     verb = import_module("paceline.cli.run")
     monkeypatch.setattr(
-        verb, "Nursery", lambda _: nullcontext(nursery)
+        verb, "ForkServer", lambda _: nullcontext(forkserver)
     )  # there is one for all tests
 
     def call_it(*words: object) -> tuple[Any, str, str]:

@@ -8,8 +8,8 @@ from importlib import import_module
 
 import pytest
 
+from paceline.trace.schema import read_trace
 from paceline.watch.audit import audit
-from paceline.watch.trace import read_trace
 
 compare = import_module("paceline.cli.compare")  # not the verb, which has its name
 
@@ -33,9 +33,9 @@ UNDER_ASYNC = "    if run.last is not None and run.last.contributors == 1:\n    
 
 
 @pytest.fixture
-def compared(call, script, nursery, monkeypatch):
+def compared(call, script, forkserver, monkeypatch):
     """Call it with these words, and the script."""
-    monkeypatch.setattr(compare, "Nursery", lambda _: nullcontext(nursery))
+    monkeypatch.setattr(compare, "ForkServer", lambda _: nullcontext(forkserver))
 
     def call_it(*words, source=SOURCE):
         path = script(source)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.run.launch import Launch
-from paceline.run.nursery import Nursery
+from paceline.run.launch.forkserver import ForkServer
+from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
+from paceline.trace.schema import read_trace
 from paceline.watch.audit import audit
-from paceline.watch.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,17 +66,17 @@ def _path(name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def forkserver() -> Iterator[ForkServer]:
     """One that has loaded scikit-learn as well; that takes longer than a run does."""
-    with Nursery(_path("digits")) as one:
+    with ForkServer(_path("digits")) as one:
         one.start()
         yield one
 
 
 @pytest.fixture(scope="module")
-def alone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def alone(forkserver: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each script prints by itself, and (`plain-...`) without the lines that mention `run`."""
-    del nursery  # it loads meanwhile
+    del forkserver  # it loads meanwhile
     folder = tmp_path_factory.mktemp("plain")
     scripts = []
     for name, example in EXAMPLES.items():
@@ -102,14 +102,14 @@ def test_an_example_trains_in_a_run(
     name: str,
     policy: str,
     workers: int,
-    nursery: Nursery,
+    forkserver: ForkServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     example = EXAMPLES[name]
     spec = RunSpec(workers=workers, steps=6)
     settings = Settings(spec=spec, policy=policy, script=str(_path(name)), restart=False)
-    code = Launch(settings, tmp_path, nursery).run()
+    code = Launcher(settings, tmp_path, forkserver).run()
     printed = capsys.readouterr()
     assert code == 0, printed.err
     trace = read_trace(tmp_path / "trace.jsonl")

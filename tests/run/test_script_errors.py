@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from paceline.errors import SpecError
-from paceline.run.environment import Identity
-from paceline.run.launch import Launch
+from paceline.run.launch.environment import Identity
+from paceline.run.launch.launcher import Launcher
 from paceline.run.script import WorkerRun
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
@@ -97,7 +97,9 @@ def test_prepare_refuses(make):
     assert REFUSED[make] in str(caught.value)
 
 
-def test_a_script_that_is_refused_ends_the_run_and_says_why_once(script, tmp_path, capsys, nursery):
+def test_a_script_that_is_refused_ends_the_run_and_says_why_once(
+    script, tmp_path, capsys, forkserver
+):
     """In each process, the server too: nobody waits for the others."""
     path = script("run = paceline.join()\nrun.prepare(nn.Linear(2, 2))\n")
     at = len(path.read_text().splitlines())
@@ -105,7 +107,7 @@ def test_a_script_that_is_refused_ends_the_run_and_says_why_once(script, tmp_pat
     run_dir.mkdir()
     told = {"script": str(path), "arguments": (str(run_dir),)}
     settings = Settings(spec=RunSpec(workers=2, steps=1), **told)
-    code = Launch(settings, run_dir, nursery).run()
+    code = Launcher(settings, run_dir, forkserver).run()
     err = capsys.readouterr().err
     assert code == 2
     assert err.count(f" | script.py:{at}: {REFUSED[nothing_to_train]}\n") == 1

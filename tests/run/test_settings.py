@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import SpecError
-from paceline.run.channel import new_token
-from paceline.run.environment import Identity, adopt, identity, threads, variables
+from paceline.run.launch.environment import Identity, adopt, identity, threads, variables
+from paceline.run.net.channel import new_token
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 

@@ -18,7 +18,7 @@ from paceline.sim.convergence import (
 )
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.trace import Gradient, Trace, Update
+from paceline.trace.schema import Gradient, Trace, Update
 
 N = np.arange(1.0, 9.0)
 

@@ -38,7 +38,7 @@ from paceline.sim.orderstats import (
 from paceline.sim.planner import plan
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.trace import Trace
+from paceline.trace.schema import Trace
 
 DISTRIBUTIONS = [
     Constant(2.0),

@@ -12,8 +12,8 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.recording import Replayed, recorded_times
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.schema import Trace, write_trace
 from paceline.watch.summary import summarize
-from paceline.watch.trace import Trace, write_trace
 
 SPEC = RunSpec(workers=4, steps=60, seed=3)
 UNEVEN = Cluster.parse("exp:20ms,shift=50ms; worker 2 x3")

@@ -11,9 +11,9 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.shell import Shell
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.schema import Ended, Gradient, Joined, Left, Paused, Resumed, Trace, Update
 from paceline.watch.audit import audit
 from paceline.watch.summary import summarize
-from paceline.watch.trace import Ended, Gradient, Joined, Left, Paused, Resumed, Trace, Update
 
 EVERY_POLICY = ["sync", "backup:2", "batchsync:5", "deadline", "async", "softsync:3", "ssp:2"]
 EVERY_POLICY += ["delayed:2", "async:bound=2"]

@@ -13,8 +13,7 @@ from paceline.errors import TraceError
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.audit import audit
-from paceline.watch.trace import (
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Joined,
@@ -27,6 +26,7 @@ from paceline.watch.trace import (
     Trace,
     Update,
 )
+from paceline.watch.audit import audit
 
 CLUSTERS = {
     "only times": Cluster.parse("50ms + exp:30ms"),

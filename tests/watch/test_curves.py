@@ -9,8 +9,8 @@ from paceline.core.events import Fate
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.spec import RunSpec
+from paceline.trace.schema import Gradient, Header, Joined, Restored, Resumed, Trace, Update
 from paceline.watch.curves import Point, Target, curve, final, logged
-from paceline.watch.trace import Gradient, Header, Joined, Restored, Resumed, Trace, Update
 
 HEADER = Header.of("run", parse_policy("sync"), RunSpec(workers=1), {})
 

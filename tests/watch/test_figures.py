@@ -12,8 +12,8 @@ from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.schema import Trace
 from paceline.watch.figures import draw_comparison, draw_plan
-from paceline.watch.trace import Trace
 
 Drawer = Callable[[Path], None]
 

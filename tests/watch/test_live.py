@@ -11,9 +11,7 @@ from paceline.core.events import Fate
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.live import Live, Moment, Slowest
-from paceline.watch.summary import summarize
-from paceline.watch.trace import (
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Header,
@@ -25,6 +23,8 @@ from paceline.watch.trace import (
     Resumed,
     Update,
 )
+from paceline.watch.live import Live, Moment, Slowest
+from paceline.watch.summary import summarize
 
 ACCEPTED = Fate.ACCEPTED
 

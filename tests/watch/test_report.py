@@ -8,8 +8,7 @@ from paceline.core.events import Fate
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.report import report
-from paceline.watch.trace import (
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Header,
@@ -23,6 +22,7 @@ from paceline.watch.trace import (
     Trace,
     Update,
 )
+from paceline.watch.report import report
 
 ACCEPTED, LATE, CANCELLED, NON_FINITE = Fate.ACCEPTED, Fate.LATE, Fate.CANCELLED, Fate.NON_FINITE
 

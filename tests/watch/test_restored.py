@@ -25,9 +25,8 @@ from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import TraceError
 from paceline.spec import RunSpec
-from paceline.watch.audit import audit
-from paceline.watch.scribe import Measured, record_event
-from paceline.watch.trace import (
+from paceline.trace.records import Measured, record_event
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Header,
@@ -42,6 +41,7 @@ from paceline.watch.trace import (
     read_trace,
     write_trace,
 )
+from paceline.watch.audit import audit
 
 every_policy = pytest.mark.parametrize("policy", POLICY_TABLE)
 

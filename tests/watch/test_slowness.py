@@ -7,8 +7,8 @@ from paceline.core.events import Fate
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.schema import Gradient, Header, Joined, Trace
 from paceline.watch.slowness import Slowness, find_slow, measure_paces
-from paceline.watch.trace import Gradient, Header, Joined, Trace
 
 ACCEPTED, CANCELLED = Fate.ACCEPTED, Fate.CANCELLED
 

@@ -9,6 +9,19 @@ from paceline.errors import TraceError
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.schema import (
+    Ended,
+    Gradient,
+    Header,
+    Joined,
+    Left,
+    Paused,
+    Restored,
+    Resumed,
+    Stopped,
+    Trace,
+    Update,
+)
 from paceline.watch.audit import audit
 from paceline.watch.summary import (
     Restoration,
@@ -21,19 +34,6 @@ from paceline.watch.summary import (
     standing_updates,
     summarize,
     without_lost,
-)
-from paceline.watch.trace import (
-    Ended,
-    Gradient,
-    Header,
-    Joined,
-    Left,
-    Paused,
-    Restored,
-    Resumed,
-    Stopped,
-    Trace,
-    Update,
 )
 
 ACCEPTED, LATE, CANCELLED = Fate.ACCEPTED, Fate.LATE, Fate.CANCELLED

@@ -7,9 +7,7 @@ from paceline.core.events import Fate
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.audit import audit
-from paceline.watch.summary import summarize
-from paceline.watch.trace import (
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Header,
@@ -23,6 +21,8 @@ from paceline.watch.trace import (
     Trace,
     Update,
 )
+from paceline.watch.audit import audit
+from paceline.watch.summary import summarize
 from paceline.watch.waiting import IN_VAIN, waited_for, waits
 
 ACCEPTED, CANCELLED, NON_FINITE = Fate.ACCEPTED, Fate.CANCELLED, Fate.NON_FINITE

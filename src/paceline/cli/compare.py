@@ -18,17 +18,17 @@ from paceline.cli.run import Load, described, launch
 from paceline.cli.show import print_table, table_text
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError
-from paceline.run.folder import new_run_dir
-from paceline.run.nursery import Nursery
-from paceline.run.output import patience_with
+from paceline.run.launch.forkserver import ForkServer
+from paceline.run.launch.output import patience_with
+from paceline.run.launch.run_folder import new_run_dir
 from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.schema import Trace, read_trace
 from paceline.watch.curves import Target, final, logged
 from paceline.watch.figures import draw_comparison, draw_curves
 from paceline.watch.summary import Summary, summarize
-from paceline.watch.trace import Trace, read_trace
 from paceline.watch.words import human_seconds, join_words, percent, three_digits
 
 __all__ = ["run"]
@@ -77,9 +77,9 @@ def run(
         msgspec.structs.replace(each, arguments=tuple(arguments or ())) for each in all_settings
     ]
     comparison = Comparison(new_run_dir(out, Path(f"compare-{script.stem}")), goal)
-    with Nursery(script) as nursery:
-        nursery.start()
-        _run_all(comparison, all_settings, nursery, load)
+    with ForkServer(script) as forkserver:
+        forkserver.start()
+        _run_all(comparison, all_settings, forkserver, load)
     if comparison.results:
         _show(comparison)
     else:
@@ -108,14 +108,14 @@ def _check(rules: list[str], workers: int) -> None:
 
 
 def _run_all(
-    comparison: Comparison, all_settings: list[Settings], nursery: Nursery, load: Load
+    comparison: Comparison, all_settings: list[Settings], forkserver: ForkServer, load: Load
 ) -> None:
     """Run them one after the other, until one was stopped or has made no update."""
     rules = [settings.policy for settings in all_settings]
     for place, settings in enumerate(all_settings, start=1):
         _say(f"{settings.policy}, {place} of {len(rules)}")
         try:
-            code = _launch(settings, comparison.folder, nursery, load)
+            code = _launch(settings, comparison.folder, forkserver, load)
             result = None if code > STOPPED else _result(settings, comparison.folder)
         except KeyboardInterrupt:
             code, result = INTERRUPTED, None
@@ -154,10 +154,10 @@ def _folder(settings: Settings, folder: Path) -> Path:
     return folder / settings.policy.replace(":", "-").replace("/", "-")
 
 
-def _launch(settings: Settings, folder: Path, nursery: Nursery, load: Load) -> int:
+def _launch(settings: Settings, folder: Path, forkserver: ForkServer, load: Load) -> int:
     run_dir = _folder(settings, folder)
     run_dir.mkdir()
-    return launch(settings, run_dir, nursery, load)
+    return launch(settings, run_dir, forkserver, load)
 
 
 def _result(settings: Settings, folder: Path) -> Result | None:

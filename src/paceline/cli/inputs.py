@@ -16,8 +16,8 @@ from paceline.sim.convergence import (
 )
 from paceline.sim.recording import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
+from paceline.trace.schema import Trace, read_trace, trace_file
 from paceline.watch.summary import without_lost
-from paceline.watch.trace import Trace, read_trace, trace_file
 
 __all__ = [
     "DEFAULT_BATCH",

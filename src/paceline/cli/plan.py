@@ -24,9 +24,9 @@ from paceline.sim.fast import draw_times
 from paceline.sim.planner import Option, Plan, plan
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
+from paceline.trace.schema import Trace
 from paceline.watch.figures import check_ending, draw_plan
 from paceline.watch.summary import Summary, summarize
-from paceline.watch.trace import Trace
 
 __all__ = ["run"]
 

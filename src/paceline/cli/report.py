@@ -16,9 +16,9 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.planner import FLAT, Option, Plan, plan
 from paceline.sim.recording import Recording, recorded_times
 from paceline.spec import RunSpec
+from paceline.trace.schema import Gradient, Header, Trace, read_trace
 from paceline.watch.report import report
 from paceline.watch.summary import split
-from paceline.watch.trace import Gradient, Header, Trace, read_trace
 
 __all__ = ["print_report", "report_lines"]
 

@@ -15,10 +15,10 @@ import typer
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
-from paceline.run.folder import finished_at, new_run_dir
-from paceline.run.launch import Launch
-from paceline.run.nursery import Nursery
-from paceline.run.output import patience_with
+from paceline.run.launch.forkserver import ForkServer
+from paceline.run.launch.launcher import Launcher
+from paceline.run.launch.output import patience_with
+from paceline.run.launch.run_folder import finished_at, new_run_dir
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
 from paceline.watch.words import join_words, plural
@@ -139,8 +139,10 @@ def _hint_at_options(context: typer.Context, given: Set[str], arguments: Sequenc
 def _run(settings: Settings, run_dir: Path, load: Load, is_resumed: bool) -> int:
     before, trace = _weights(run_dir), run_dir / "trace.jsonl"
     size_before = _size(trace)
-    with Nursery(Path(settings.script)) as nursery:
-        code = launch(settings, run_dir, nursery, load, _first_line(settings, run_dir, is_resumed))
+    with ForkServer(Path(settings.script)) as forkserver:
+        code = launch(
+            settings, run_dir, forkserver, load, _first_line(settings, run_dir, is_resumed)
+        )
     with patience_with(sys.stderr), patience_with(sys.stdout):
         if _size(trace) != size_before:  # otherwise nothing was run, and it is of an earlier time
             load("report").print_report(trace)
@@ -155,13 +157,13 @@ def _size(path: Path) -> int | None:
 
 
 def launch(
-    settings: Settings, run_dir: Path, nursery: Nursery, load: Load, first_line: str = ""
+    settings: Settings, run_dir: Path, forkserver: ForkServer, load: Load, first_line: str = ""
 ) -> int:
     """Run this to its end, with a panel where there is a terminal; return the exit code."""
     is_live = sys.stderr.isatty()
     settings = msgspec.structs.replace(settings, progress=not is_live)
-    one = Launch(settings, run_dir, nursery)
-    nursery.start()  # so that it loads what it needs while we do
+    one = Launcher(settings, run_dir, forkserver)
+    forkserver.start()  # so that it loads what it needs while we do
     screen = load("panel").Panel(settings, run_dir / "trace.jsonl") if is_live else None
     return one.run(screen, first_line)
 

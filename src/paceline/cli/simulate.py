@@ -18,9 +18,9 @@ from paceline.cli.show import (
 from paceline.errors import SpecError
 from paceline.sim.simulate import simulate
 from paceline.spec import parse_seconds
+from paceline.trace.schema import Ended, Trace, write_trace
 from paceline.watch.figures import check_ending, draw_comparison
 from paceline.watch.summary import Summary, summarize
-from paceline.watch.trace import Ended, Trace, write_trace
 
 __all__ = ["COLUMNS", "comparison_rows", "run"]
 

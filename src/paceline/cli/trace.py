@@ -5,10 +5,10 @@ from pathlib import Path
 
 from paceline.cli.report import report_lines
 from paceline.cli.show import human_seconds, print_json
-from paceline.run.folder import is_held
+from paceline.run.launch.run_folder import is_locked
+from paceline.trace.schema import FINISHED, Trace, read_trace, trace_file
 from paceline.watch.audit import audit
 from paceline.watch.summary import RUNNING, Restoration, Summary, outcomes, summarize
-from paceline.watch.trace import FINISHED, Trace, read_trace, trace_file
 
 __all__ = ["check", "show"]
 
@@ -36,7 +36,7 @@ def check(file: Path, as_json: bool) -> None:
 
 def _read(path: Path) -> Trace:
     """The trace; where its run still goes on, as much of it as there is."""
-    return read_trace(path, is_growing=is_held(path.parent))
+    return read_trace(path, is_growing=is_locked(path.parent))
 
 
 def _restorations(summary: Summary) -> str:

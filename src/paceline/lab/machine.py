@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
-from paceline.run.launch import Launch
-from paceline.run.nursery import Nursery
+from paceline.run.launch.forkserver import ForkServer
+from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
-from paceline.watch.trace import Trace, read_trace, trace_file
+from paceline.trace.schema import Trace, read_trace, trace_file
 
 __all__ = ["arrivals", "recorded"]
 
@@ -41,7 +41,7 @@ class _Unseen:
 def recorded(script: Path, spec: RunSpec, policy: str = "sync") -> Trace:
     """The trace of a run of this script; raises PacelineError with what it said if it fails."""
     screen = _Unseen()
-    with TemporaryDirectory(prefix="paceline-lab-") as folder, Nursery(script) as nursery:
+    with TemporaryDirectory(prefix="paceline-lab-") as folder, ForkServer(script) as nursery:
         settings = Settings(
             spec=spec,
             policy=policy,
@@ -51,7 +51,7 @@ def recorded(script: Path, spec: RunSpec, policy: str = "sync") -> Trace:
             restart=False,
             progress=False,
         )
-        code = Launch(settings, Path(folder), nursery).run(screen)
+        code = Launcher(settings, Path(folder), nursery).run(screen)
         if code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if code:

@@ -13,7 +13,7 @@ from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import schedule
 from paceline.lab.threads import one_thread
 from paceline.lab.training import Training
-from paceline.watch.trace import Gradient, Record, Trace, Update
+from paceline.trace.schema import Gradient, Record, Trace, Update
 
 __all__ = ["with_norms"]
 

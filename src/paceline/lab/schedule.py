@@ -14,7 +14,7 @@ from paceline.core.events import Fate
 from paceline.core.policies import parse_policy
 from paceline.errors import TraceError
 from paceline.lab.problem import Draw
-from paceline.watch.trace import Gradient, Restored, Trace, Update
+from paceline.trace.schema import Gradient, Restored, Trace, Update
 
 __all__ = ["Part", "Step", "schedule"]
 

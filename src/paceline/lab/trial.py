@@ -23,7 +23,7 @@ from paceline.lab.training import Row
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
-from paceline.watch.trace import Gradient, Trace, Update
+from paceline.trace.schema import Gradient, Trace, Update
 
 __all__ = ["Outcome", "Trial", "gradients_of"]
 

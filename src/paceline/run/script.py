@@ -29,26 +29,26 @@ from paceline.core.events import Fate
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
-from paceline.run.channel import listen
-from paceline.run.checkpoint import Archive, Saved
-from paceline.run.data import Stream, samples_in_epoch
-from paceline.run.door import Door
-from paceline.run.environment import Identity, identity, threads
-from paceline.run.folder import accept, is_resumed, settings_of
-from paceline.run.keeper import Keeper
-from paceline.run.layout import gather
-from paceline.run.memory import keep_freed_memory
-from paceline.run.optimizer import pace
-from paceline.run.order import own_stream
-from paceline.run.recorder import Recorder
-from paceline.run.replica import Replica
-from paceline.run.schedule import advance, follow
-from paceline.run.server import Server
+from paceline.run.launch.environment import Identity, identity, threads
+from paceline.run.launch.run_folder import commit_spec, is_resumed, settings_of
+from paceline.run.net.channel import listen
+from paceline.run.server.checkpoint import Archive, Saved
+from paceline.run.server.checkpointer import Checkpointer
+from paceline.run.server.listener import Listener
+from paceline.run.server.recorder import Recorder
+from paceline.run.server.server import Server
+from paceline.run.server.weights import write_weights
 from paceline.run.settings import Settings, parse_every
-from paceline.run.shard import Shard
-from paceline.run.weights import write_weights
-from paceline.run.worker import Last, Worker
-from paceline.watch.trace import Header
+from paceline.run.tensors.layout import gather
+from paceline.run.tensors.memory import keep_freed_memory
+from paceline.run.tensors.shard import Shard
+from paceline.run.worker.data import BatchStream, samples_in_epoch
+from paceline.run.worker.optimizer import pace
+from paceline.run.worker.replica import Replica
+from paceline.run.worker.sampler import own_stream
+from paceline.run.worker.schedule import advance, follow
+from paceline.run.worker.worker import Last, Worker
+from paceline.trace.schema import Header
 
 __all__ = ["Run", "join"]
 
@@ -98,7 +98,7 @@ class Run:
         if self._is_prepared:
             raise SpecError("run.prepare() was called twice; give it everything in one call")
         self._is_prepared = True
-        prepared = self._prepare(Things.sort(things))
+        prepared = self._prepare(Prepared.sort(things))
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
@@ -113,12 +113,12 @@ class Run:
         """Let the model have the moving average of its weights, where the run keeps one."""
         yield model
 
-    def _prepare(self, things: "Things") -> list[Any]:
+    def _prepare(self, things: "Prepared") -> list[Any]:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Things:
+class Prepared:
     """What a script prepares, sorted."""
 
     given: tuple[Any, ...]
@@ -128,7 +128,7 @@ class Things:
     loaders: list[Any]
 
     @classmethod
-    def sort(cls, given: Sequence[Any]) -> "Things":
+    def sort(cls, given: Sequence[Any]) -> "Prepared":
         """Tell them apart; raises SpecError at what a run cannot work with."""
         found = cls(tuple(given), [], [], [], [])
         for thing in given:
@@ -164,7 +164,7 @@ def _holds_things(thing: Any) -> bool:
     )
 
 
-def _check(things: Things) -> None:
+def _check(things: Prepared) -> None:
     """Raise SpecError unless these can be trained on a server."""
     if not things.optimizers:
         raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
@@ -180,7 +180,7 @@ def _check(things: Things) -> None:
 class Alone(Run):
     """A script that was started by hand: an ordinary run of one worker."""
 
-    def _prepare(self, things: Things) -> list[Any]:
+    def _prepare(self, things: Prepared) -> list[Any]:
         self._schedulers = things.schedulers
         for optimizer in things.optimizers:
             optimizer.register_step_post_hook(self._count)
@@ -206,7 +206,7 @@ class WorkerRun(Run):
         self._who = who
         self._worker: Worker | None = None
 
-    def _prepare(self, things: Things) -> list[Any]:
+    def _prepare(self, things: Prepared) -> list[Any]:
         _check(things)
         common = gather(things.models, things.optimizers)
         replica = self._replica = Replica(common, things.models)
@@ -223,15 +223,15 @@ class WorkerRun(Run):
         worker.begin()
         return prepared
 
-    def _prepared(self, thing: Any, things: Things, worker: Worker) -> Any:
+    def _prepared(self, thing: Any, things: Prepared, worker: Worker) -> Any:
         if not any(thing is loader for loader in things.loaders):
             return thing
         number = next(i for i, loader in enumerate(things.loaders) if loader is thing)
         welcome = worker.welcome
         own = own_stream(thing, welcome.seed, worker.number, welcome.workers)
         over, requeue = (lambda: worker.is_over), welcome.requeue
-        stream = Stream(thing, own, number, worker.batches, over, requeue)
-        worker.whereabouts.add(stream)
+        stream = BatchStream(thing, own, number, worker.batches, over, requeue)
+        worker.position.add(stream)
         return stream
 
     @property
@@ -329,7 +329,7 @@ class ServerRun(Run):
         super().__init__()
         self._who = who
 
-    def _prepare(self, things: Things) -> list[Any]:
+    def _prepare(self, things: Prepared) -> list[Any]:
         _check(things)
         settings = _with_samples(settings_of(self._who.run_dir), things.loaders)
         run_dir, policy = self._who.run_dir, parse_policy(settings.policy)
@@ -338,26 +338,26 @@ class ServerRun(Run):
         if shard.layout.size < WORTH_THREADS_BYTES:
             torch.set_num_threads(1)
         # Before anything is touched: where another server is, nothing here is ours.
-        door = Door(token=self._who.token(), listener=listen(self._who.address))
+        listener = Listener(token=self._who.token(), sock=listen(self._who.address))
         archive = Archive(run_dir / "checkpoints", _say)
         saved = archive.load()
         if saved is not None:
             shard.restore(saved.version, saved.shard)
         header = Header.of("run", policy, settings.spec, {"torch": str(torch.__version__)})
         recorder, origin = _recorder(run_dir / "trace.jsonl", header, saved)
-        keeper = Keeper(
+        checkpointer = Checkpointer(
             archive,
             parse_every(settings.checkpoint_every),
             partial(_export, run_dir, things.models, shard),
             _say,
         )
-        door.stop_on(signal.SIGTERM, signal.SIGINT)
+        listener.stop_on(signal.SIGTERM, signal.SIGINT)
         decider = Decider(policy, settings.spec, origin)
-        server = Server(settings, decider, shard, door, recorder, keeper)
+        server = Server(settings, decider, shard, listener, recorder, checkpointer)
         if saved is not None:
             server.restore(saved)
         del saved  # it holds a copy of everything
-        accept(run_dir)
+        commit_spec(run_dir)
         failure = server.serve()
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)

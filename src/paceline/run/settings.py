@@ -11,7 +11,7 @@ from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.files import written_whole
 from paceline.latency import parse_latency
-from paceline.run.wire import LARGEST
+from paceline.run.tensors.state_spec import LARGEST
 from paceline.spec import RunSpec, parse_seconds
 
 __all__ = ["Every", "Settings", "parse_every"]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError, TraceError
-from paceline.watch.trace import Gradient, Trace
+from paceline.trace.schema import Gradient, Trace
 
 __all__ = [
     "Convergence",

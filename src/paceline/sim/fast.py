@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from paceline.core.events import Fate
 from paceline.latency import TimeModel
 from paceline.spec import Late, RunSpec
-from paceline.watch.trace import Ended, Gradient, Joined, Record, Resumed, Update
+from paceline.trace.schema import Ended, Gradient, Joined, Record, Resumed, Update
 
 __all__ = ["Tie", "barrier_records", "closing_times", "draw_times", "free_records"]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from paceline.core.events import Fate
 from paceline.errors import TraceError
 from paceline.latency import Recorded, TimeStream
-from paceline.watch.trace import Gradient, Trace
+from paceline.trace.schema import Gradient, Trace
 
 __all__ = ["Recording", "Replayed", "recorded_times"]
 

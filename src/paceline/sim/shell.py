@@ -33,8 +33,8 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.engine import LAST, URGENT, Engine
 from paceline.sim.faults import Fault
 from paceline.sim.network import Link, Transfer
-from paceline.watch.scribe import Measured, record_event
-from paceline.watch.trace import Ended, Record
+from paceline.trace.records import Measured, record_event
+from paceline.trace.schema import Ended, Record
 
 __all__ = ["Shell"]
 
@@ -43,7 +43,7 @@ FAULT_STREAM = 0xFA  # keeps the random numbers of faults apart from those of co
 
 
 @dataclass(eq=False, slots=True)
-class Worker:
+class SimulatedWorker:
     """A simulated worker."""
 
     id: int
@@ -87,7 +87,7 @@ class Shell:
             self._down = Link(self._engine, cluster.network)
             self._up = Link(self._engine, cluster.network)
         self._workers = [
-            Worker(id, cluster.times.stream(id, self._spec.seed))
+            SimulatedWorker(id, cluster.times.stream(id, self._spec.seed))
             for id in range(self._spec.workers)
         ]
         self._working = 0
@@ -145,7 +145,7 @@ class Shell:
 
     # --------------------------------------------------------------------- the life of some work
 
-    def _send(self, worker: Worker, action: SendParams) -> None:
+    def _send(self, worker: SimulatedWorker, action: SendParams) -> None:
         self._working += 1
         worker.turn, worker.version = action.turn, action.version
         worker.asked_at = worker.began = self._engine.now
@@ -157,7 +157,7 @@ class Shell:
         else:
             self._engine.at(self._engine.now + self._delay, self._pull, worker, worker.stage)
 
-    def _pull(self, worker: Worker, stage: int) -> None:
+    def _pull(self, worker: SimulatedWorker, stage: int) -> None:
         if worker.stage == stage and self._cluster.network is not None:
             size = self._cluster.network.model_bytes
 
@@ -167,14 +167,14 @@ class Shell:
 
             worker.transfer = self._down.begin(size, done)
 
-    def _compute(self, worker: Worker) -> None:
+    def _compute(self, worker: SimulatedWorker) -> None:
         worker.computing = True
         worker.began = max(self._engine.now, worker.frozen_until)
         worker.compute_s = worker.times.take(worker.began)
         ends = worker.began + worker.compute_s
         self._engine.at(ends, self._on_computed, worker, worker.stage)
 
-    def _on_computed(self, worker: Worker, stage: int) -> None:
+    def _on_computed(self, worker: SimulatedWorker, stage: int) -> None:
         if worker.stage != stage:
             return
         worker.computing, worker.computed = False, True
@@ -183,7 +183,7 @@ class Shell:
         else:
             self._engine.at(self._engine.now + self._delay, self._push, worker, stage)
 
-    def _push(self, worker: Worker, stage: int) -> None:
+    def _push(self, worker: SimulatedWorker, stage: int) -> None:
         if worker.stage == stage and self._cluster.network is not None:
             size = self._cluster.network.model_bytes
 
@@ -193,24 +193,24 @@ class Shell:
 
             worker.transfer = self._up.begin(size, done)
 
-    def _report_gradient(self, worker: Worker, stage: int) -> None:
+    def _report_gradient(self, worker: SimulatedWorker, stage: int) -> None:
         if worker.stage == stage:
             now = self._engine.now
             turn, version = worker.turn, worker.version
             event = GradientArrived(now, worker.id, turn, version, self._cluster.batch)
             self._report(worker, event, worker.compute_s)
 
-    def _report(self, worker: Worker, event: Event, compute_s: float) -> None:
+    def _report(self, worker: SimulatedWorker, event: Event, compute_s: float) -> None:
         measured = Measured(worker.asked_at, compute_s, worker.pulled_bytes, worker.pushed_bytes)
         worker.end()
         self._working -= 1
         self._tell(event, measured)
 
-    def _cancel(self, worker: Worker, turn: int) -> None:
+    def _cancel(self, worker: SimulatedWorker, turn: int) -> None:
         at = self._engine.now + self._delay
         self._engine.at(at, self._on_cancel, worker, turn, priority=URGENT)
 
-    def _on_cancel(self, worker: Worker, turn: int) -> None:
+    def _on_cancel(self, worker: SimulatedWorker, turn: int) -> None:
         now = self._engine.now
         if not turn or worker.turn != turn:
             return
@@ -228,12 +228,12 @@ class Shell:
         else:
             report(worker, worker.stage)
 
-    def _report_abandoned(self, worker: Worker, stage: int) -> None:
+    def _report_abandoned(self, worker: SimulatedWorker, stage: int) -> None:
         if worker.stage == stage:
             event = WorkAbandoned(self._engine.now, worker.id, worker.turn)
             self._report(worker, event, worker.compute_s)
 
-    def _abort_transfer(self, worker: Worker) -> None:
+    def _abort_transfer(self, worker: SimulatedWorker) -> None:
         if worker.transfer is not None:
             link = self._up if worker.computed else self._down
             moved = link.abort(worker.transfer)
@@ -245,7 +245,7 @@ class Shell:
 
     # ------------------------------------------------------------------------- what else happens
 
-    def _on_join(self, worker: Worker) -> None:
+    def _on_join(self, worker: SimulatedWorker) -> None:
         worker.here = True
         self._tell(WorkerJoined(self._engine.now, worker.id))
 
@@ -275,7 +275,7 @@ class Shell:
         if fault.repeats and self._faults_in_vain < FAULTS_IN_VAIN:
             self._schedule_fault(fault)
 
-    def _kill(self, worker: Worker, lasting: float | None) -> None:
+    def _kill(self, worker: SimulatedWorker, lasting: float | None) -> None:
         self._abort_transfer(worker)
         lost = Measured(worker.asked_at) if worker.turn else None
         self._working -= worker.turn > 0
@@ -286,11 +286,11 @@ class Shell:
             self._engine.at(self._engine.now + lasting, self._on_return, worker)
         self._tell(WorkerLeft(self._engine.now, worker.id, "killed"), lost)
 
-    def _on_return(self, worker: Worker) -> None:
+    def _on_return(self, worker: SimulatedWorker) -> None:
         if self._end is None:
             self._on_join(worker)
 
-    def _freeze(self, worker: Worker, lasting: float) -> None:
+    def _freeze(self, worker: SimulatedWorker, lasting: float) -> None:
         still_frozen_until = max(worker.frozen_until, self._engine.now)
         worker.frozen_until = max(worker.frozen_until, self._engine.now + lasting)
         if worker.computing:

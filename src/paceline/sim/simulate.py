@@ -15,7 +15,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.fast import Tie, barrier_records, draw_times, free_records
 from paceline.sim.shell import Shell
 from paceline.spec import RunSpec
-from paceline.watch.trace import Header, Record, Trace
+from paceline.trace.schema import Header, Record, Trace
 
 __all__ = ["simulate"]
 

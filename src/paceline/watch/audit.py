@@ -14,8 +14,8 @@ from paceline.core.events import Finish, StartTimer
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError, TraceError
-from paceline.watch.scribe import Measured, record_event
-from paceline.watch.trace import (
+from paceline.trace.records import Measured, record_event
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Header,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from paceline.core.events import Fate
 from paceline.errors import SpecError
 from paceline.spec import parse_number
+from paceline.trace.schema import Gradient, Trace, Update
 from paceline.watch.summary import began, without_lost
-from paceline.watch.trace import Gradient, Trace, Update
 
 __all__ = ["Point", "Target", "curve", "final", "logged"]
 

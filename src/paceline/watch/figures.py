@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
+from paceline.trace.schema import Trace
 from paceline.watch.curves import Target, curve
 from paceline.watch.summary import summarize
-from paceline.watch.trace import Trace
 
 __all__ = ["check_ending", "draw_comparison", "draw_curves", "draw_plan", "save"]
 

@@ -17,7 +17,7 @@ from statistics import fmean, median_low
 import msgspec
 
 from paceline.core.events import Fate
-from paceline.watch.trace import (
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Header,

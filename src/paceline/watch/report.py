@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from paceline.core.events import Fate
-from paceline.watch.course import NAMED, WORTH_TELLING, course, goings
+from paceline.trace.schema import Header, Trace
+from paceline.watch.narrative import NAMED, WORTH_TELLING, course, goings
 from paceline.watch.slowness import Answer, Pace, Slowness, find_slow, measure_paces
 from paceline.watch.summary import (
     RUNNING,
@@ -22,7 +23,6 @@ from paceline.watch.summary import (
     standing_updates,
     summarize,
 )
-from paceline.watch.trace import Header, Trace
 from paceline.watch.waiting import IN_VAIN, waited_for, waits
 from paceline.watch.words import human_seconds, named_workers, percent, plural
 

@@ -17,8 +17,8 @@ from itertools import groupby
 from statistics import median, median_low
 
 from paceline.core.events import Fate
+from paceline.trace.schema import Gradient, Joined, Trace
 from paceline.watch.summary import began
-from paceline.watch.trace import Gradient, Joined, Trace
 
 __all__ = ["Answer", "Pace", "Slowness", "find_slow", "measure_paces"]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.core.events import Fate
 from paceline.errors import TraceError
-from paceline.watch.trace import (
+from paceline.trace.schema import (
     Ended,
     Gradient,
     Header,

@@ -21,8 +21,7 @@ from math import inf
 
 from paceline.core.events import Fate
 from paceline.core.policies import Async, BatchSync, SoftSync, Ssp
-from paceline.watch.summary import split
-from paceline.watch.trace import (
+from paceline.trace.schema import (
     Gradient,
     Left,
     Paused,
@@ -33,6 +32,7 @@ from paceline.watch.trace import (
     Trace,
     Update,
 )
+from paceline.watch.summary import split
 
 __all__ = ["IN_VAIN", "waited_for", "waits"]
 

@@ -39,7 +39,7 @@ from paceline.sim.planner import plan
 from paceline.sim.recording import recorded_times
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
-from paceline.watch.trace import Trace
+from paceline.trace.schema import Trace
 
 __all__ = ["CHOOSE_B"]
 

@@ -36,7 +36,7 @@ from paceline.lab.trial import Trial
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.trace import Gradient
+from paceline.trace.schema import Gradient
 
 __all__ = ["LOSING"]
 

@@ -26,7 +26,7 @@ from paceline.lab.trial import Trial, gradients_of
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.watch.trace import Update
+from paceline.trace.schema import Update
 
 __all__ = ["PIXELCNN"]
 

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""When a process that has died is started again, and what is done when it is not.
+
+Each start in a row that has brought nothing is waited for twice as long as the one before, and
+after a few of them nobody tries again. What a start has brought is read from the trace of the run.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from paceline.errors import PeerLost, ProtocolError
+from paceline.run.net.channel import connect
+from paceline.run.net.messages import WorkerUnavailable
+from paceline.trace.schema import FINISHED
+
+__all__ = ["End", "Follower", "Tries", "tell_missing"]
+
+FIRST_PAUSE_S = 0.5
+PAUSE_MAX_S = 30.0
+TRIES_MAX = 5
+
+_READ_BYTES = 1 << 20
+_ANSWER_S = 1.0  # for a server that has time
+
+
+class Tries:
+    """How often in a row one process was started again without getting on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._progress = 0
+
+    def next_pause(self, progress: int) -> float | None:
+        """How long to wait before it is started again; None: it was tried often enough.
+
+        `progress` is a number that grows as the process gets on.
+        """
+        if progress > self._progress:
+            self._progress = progress
+            self.count = 0
+        if self.count >= TRIES_MAX:
+            return None
+        self.count += 1
+        return min(FIRST_PAUSE_S * 2.0 ** (self.count - 1), PAUSE_MAX_S)
+
+
+class _Line(msgspec.Struct):
+    """As much of a line of a trace as is asked for here."""
+
+    type: str
+    worker: int = -1
+    fate: str = ""
+    update: int = 0
+    version: int = 0
+    reason: str = FINISHED
+
+
+class End(NamedTuple):
+    """What a trace says last of a run that has ended."""
+
+    version: int
+    reason: str
+
+
+class Follower:
+    """Follows the trace of a run as it grows; what is in it already is of an earlier run."""
+
+    def __init__(self, path: Path, steps: int | None) -> None:
+        self.accepted: Counter[int] = Counter()  # gradients, by worker
+        self.version = 0  # the highest that was ever reached
+        self.left: dict[int, int] = {}  # who has left a run that goes on, and at which version
+        self.is_deserted = False  # everybody had left when nobody wanted another update
+        self.is_over = False  # the last update is made, or nobody wants another
+        self.end: End | None = None  # not None iff everybody was told, and everything is written
+        self.is_begun = False  # something was written since a server was started
+        self._now = 0  # the version
+        self._here: set[int] = set()  # workers
+        self._is_new = not path.exists()
+        self._path = path
+        self._steps = steps
+        self._at = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+        self._decode = msgspec.json.Decoder(_Line).decode
+
+    def begin(self) -> None:
+        """A server is started, which goes on after the last line that is whole."""
+        self.is_begun = False
+        self._at -= len(self._rest)
+        self._rest = b""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a server has served, though it may have had no room to write anything."""
+        return self.is_begun or (self._is_new and self._path.exists())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its goal."""
+        return self.end is not None and self.end.reason == FINISHED
+
+    @property
+    def _is_last(self) -> bool:
+        return self._steps is not None and self._now >= self._steps
+
+    def look(self) -> None:
+        """Read what has come, whole lines only."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                file.seek(self._at)
+                while data := file.read(_READ_BYTES):
+                    self._at += len(data)
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    for line in lines:
+                        self._take(line)
+        except OSError:  # there is none yet
+            return
+
+    def _take(self, line: bytes) -> None:
+        try:
+            record = self._decode(line)
+        except msgspec.MsgspecError:  # half a line, where a server was killed
+            return
+        self.is_begun = True
+        match record.type:
+            case "gradient":
+                self.accepted[record.worker] += record.fate == "accepted"
+            case "update":
+                self._now = record.update
+                self.version = max(self.version, self._now)
+                self.is_over = self.is_over or self._is_last
+            case "joined":
+                self._here.add(record.worker)
+                self.left.pop(record.worker, None)
+            case "left" if not self.is_over:
+                self._here.discard(record.worker)
+                self.left[record.worker] = self._now
+            case "stopped":
+                self.is_over, self.is_deserted = True, not self._here
+            case "ended":
+                self.is_over, self.end = True, End(record.version, record.reason)
+            case "restored":
+                self._now = record.version
+                self._here.clear()
+                self.is_over, self.end = self._is_last, None
+            case _:
+                pass
+
+
+def tell_missing(address: str, token: str, missing: Mapping[int, str]) -> bool:
+    """Tell the server which workers nobody will start again, and why; return whether it heard."""
+    try:
+        channel = connect(address, token, patience_s=_ANSWER_S)
+        try:
+            for worker, reason in missing.items():
+                channel.send(WorkerUnavailable(worker, reason))
+        finally:
+            channel.close()
+    except PeerLost:  # it is not there yet, or has no time
+        return False
+    except ProtocolError:  # it will not hear of it
+        return True
+    return True

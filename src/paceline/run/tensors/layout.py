@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the processes of a run have in common, and where it lies in a region.
+
+All processes of a run execute the same script, so each finds the same tensors in it: the parameters
+of each optimizer, the buffers of the models, and parameters that nobody steps. A worker's slot and
+a version of the parameters are laid out alike: a gradient lies where its parameter does.
+
+Within a section, tensors of one type lie one after the other, the small ones first, so that adding
+up gradients is one operation on a flat block and not one for each tensor.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from paceline.errors import SpecError
+from paceline.run.tensors.region import Region
+from paceline.run.tensors.state_spec import OptimizerSpec, StateSpec, TensorSpec
+
+__all__ = [
+    "SMALL_BYTES",
+    "Layout",
+    "Section",
+    "TrainingState",
+    "Views",
+    "difference",
+    "dtype_of",
+    "flat",
+    "gather",
+    "lay_out_constants",
+    "tensors",
+]
+
+ALIGNMENT = 64  # bytes; a cache line, and the widest vector
+SMALL_BYTES = 1 << 16  # tensors up to this are moved together, for each move has its price
+STEPPED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The tensors themselves, as one process has them."""
+
+    optimizers: list[Optimizer]
+    parameters: list[list[Tensor]]  # by optimizer
+    buffers: list[Tensor]
+    counters: list[Tensor]
+    constants: list[Tensor]
+    contents: StateSpec
+
+
+def gather(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> TrainingState:
+    """Find everything that these models and optimizers hold; raises SpecError if it cannot be."""
+    names = {id(p): name for name, p in _named(models, "parameters")}
+    owner: dict[int, int] = {}
+    parameters: list[list[Tensor]] = []
+    for index, optimizer in enumerate(optimizers):
+        parameters.append([])
+        for place, parameter in enumerate(_stepped_by(optimizer)):
+            name = names.setdefault(id(parameter), f"optimizer {index}, parameter {place}")
+            _check_parameter(parameter, name)
+            if owner.setdefault(id(parameter), index) != index:
+                raise SpecError(f"{name} is stepped by two optimizers; give it to one of them")
+            parameters[index].append(parameter)
+    constants = {n: p for n, p in _named(models, "parameters") if id(p) not in owner}
+    buffers = dict(_named(models, "buffers"))
+    averaged = {name: b for name, b in buffers.items() if b.is_floating_point()}
+    counted = {name: b for name, b in buffers.items() if not b.is_floating_point()}
+    for name, tensor in (*constants.items(), *buffers.items()):
+        _check_parameter(tensor, name)
+    _check_apart([(names[id(p)], p) for own in parameters for p in own])
+    contents = StateSpec(
+        tuple(
+            OptimizerSpec(
+                type(optimizer).__qualname__, tuple([_spec(names[id(p)], p) for p in own])
+            )
+            for optimizer, own in zip(optimizers, parameters, strict=True)
+        ),
+        tuple([_spec(name, b) for name, b in averaged.items()]),
+        tuple([_spec(name, b) for name, b in counted.items()]),
+        tuple([_spec(name, p) for name, p in constants.items()]),
+    )
+    return TrainingState(
+        list(optimizers),
+        parameters,
+        list(averaged.values()),
+        list(counted.values()),
+        list(constants.values()),
+        contents,
+    )
+
+
+def _named(models: Sequence[nn.Module], what: str) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of all models, each tensor once; with several models, numbered."""
+    seen: set[int] = set()
+    for number, model in enumerate(models):
+        for name, tensor in getattr(model, f"named_{what}")():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield (f"model {number}, {name}" if len(models) > 1 else name), tensor
+
+
+def _stepped_by(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _check_parameter(tensor: Tensor, name: str) -> None:
+    if is_lazy(tensor):
+        raise SpecError(f"{name} has no shape yet; send one batch through the model before prepare")
+    if isinstance(tensor, nn.Parameter) and tensor.dtype not in STEPPED:
+        raise SpecError(f"{name} must be of floating point, got {tensor.dtype}")
+
+
+def _check_apart(parameters: list[tuple[str, Tensor]]) -> None:
+    """Raise where two parameters lie on one memory: whose gradient would move it?"""
+    there = [(name, p) for name, p in parameters if p.numel()]
+    there.sort(key=lambda one: (str(one[1].device), one[1].data_ptr()))
+    for (name, one), (other_name, other) in pairwise(there):
+        # In one that has gaps, another may lie between its numbers.
+        is_dense = torch.empty_like(one, device="meta").stride() == one.stride()
+        end = one.data_ptr() + (one.nbytes if is_dense else one.itemsize)
+        if one.device == other.device and other.data_ptr() < end:
+            raise SpecError(
+                f"{name} and {other_name} are two parameters on one memory; tie them by using one "
+                "parameter twice"
+            )
+
+
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    # Dense in any order of dimensions (channels last, say) stays as it is; gaps are closed.
+    stride = torch.empty_like(tensor, device="meta").stride()
+    return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape), tuple(stride))
+
+
+class Block(NamedTuple):
+    """Memory of one type without gaps."""
+
+    dtype: torch.dtype
+    offset: int  # in bytes
+    numbers: int  # how many
+    is_small: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    """Tensors that lie together: where each begins, and the flat blocks that they make.
+
+    A block has tensors of one type, either small or large ones.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    offsets: tuple[int, ...]  # in bytes, by tensor
+    blocks: tuple[Block, ...]
+
+
+@dataclass
+class Views:
+    """A region as tensors."""
+
+    parameters: list[list[Tensor]]  # by optimizer
+    flats: list[list[Tensor]]  # by optimizer; all its parameters in as few tensors as can be
+    small_flats: list[list[Tensor]]  # likewise; those of the flats that small parameters make
+    buffers: list[Tensor]
+    buffer_flats: list[Tensor]
+    counters: list[Tensor]
+    counter_flats: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies in a region."""
+
+    parameters: tuple[Section, ...]  # by optimizer
+    buffers: Section
+    counters: Section
+    size: int
+
+    @classmethod
+    def of(cls, contents: StateSpec) -> "Layout":
+        """Lay the contents out."""
+        end = 0
+        sections = []
+        for specs in (
+            *(o.parameters for o in contents.optimizers),
+            contents.buffers,
+            contents.counters,
+        ):
+            section, end = _place(specs, end)
+            sections.append(section)
+        return cls(tuple(sections[:-2]), sections[-2], sections[-1], end)
+
+    def view(self, region: Region) -> Views:
+        """See a region of this layout as tensors."""
+        return Views(
+            [tensors(section, region) for section in self.parameters],
+            [flats(section, region) for section in self.parameters],
+            [small_flats(section, region) for section in self.parameters],
+            tensors(self.buffers, region),
+            flats(self.buffers, region),
+            tensors(self.counters, region),
+            flats(self.counters, region),
+        )
+
+
+def lay_out_constants(contents: StateSpec) -> tuple[Section, int]:
+    """Where the constants lie in a region of their own, and its size."""
+    return _place(contents.constants, 0)
+
+
+def _place(specs: tuple[TensorSpec, ...], begin: int) -> tuple[Section, int]:
+    offsets = [0] * len(specs)
+    blocks = []
+    end = begin
+    sizes = [torch.Size(s.shape).numel() * dtype_of(s.dtype).itemsize for s in specs]
+    kinds = [(s.dtype, size > SMALL_BYTES) for s, size in zip(specs, sizes, strict=True)]
+    by_kind = sorted(range(len(specs)), key=kinds.__getitem__)
+    for (name, is_large), same in groupby(by_kind, kinds.__getitem__):
+        dtype, first = dtype_of(name), end
+        for i in same:
+            offsets[i] = end
+            end += -(-sizes[i] // ALIGNMENT) * ALIGNMENT
+        blocks.append(Block(dtype, first, (end - first) // dtype.itemsize, not is_large))
+    return Section(specs, tuple(offsets), tuple(blocks)), end
+
+
+def tensors(section: Section, region: Region) -> list[Tensor]:
+    """The tensors of a section, as they lie in the region."""
+    return [
+        region.tensor(dtype_of(s.dtype), torch.Size(s.shape).numel(), offset).as_strided(
+            s.shape, s.stride
+        )
+        for s, offset in zip(section.specs, section.offsets, strict=True)
+    ]
+
+
+def flats(section: Section, region: Region) -> list[Tensor]:
+    """The blocks of a section, as they lie in the region."""
+    return [region.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks]
+
+
+def small_flats(section: Section, region: Region) -> list[Tensor]:
+    """Those blocks that small tensors make."""
+    return [region.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks if b.is_small]
+
+
+def flat(dense: Tensor) -> Tensor:
+    """A tensor without gaps, in whatever order its dimensions lie, as a flat one."""
+    return dense.as_strided((dense.numel(),), (1,))
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type of that name, such as "torch.float32"; raises SpecError if none such can travel."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise SpecError(f"there is no type of tensors {name!r}")
+    if str(dtype).startswith(("torch.qint", "torch.quint")):
+        # Its numbers mean nothing without a scale that lies elsewhere; torch crashes on them.
+        raise SpecError(f"a quantized tensor ({name}) cannot travel; keep its numbers in another")
+    return dtype
+
+
+def difference(theirs: StateSpec, ours: StateSpec) -> str | None:
+    """In what the contents of a worker differ from those of the run; None: in nothing."""
+    pairs: list[tuple[str, Sequence[object], Sequence[object]]] = [
+        ("optimizers", [o.kind for o in theirs.optimizers], [o.kind for o in ours.optimizers])
+    ]
+    pairs += [
+        ("parameters", a.parameters, b.parameters)
+        for a, b in zip(theirs.optimizers, ours.optimizers, strict=False)
+    ]
+    pairs += [
+        (what, getattr(theirs, what), getattr(ours, what))
+        for what in ("buffers", "counters", "constants")
+    ]
+    for what, mine, run in pairs:
+        if len(mine) != len(run):
+            return f"it has {len(mine)} {what}, the run has {len(run)}"
+        for a, b in zip(mine, run, strict=True):
+            if a != b:
+                return f"of its {what} one is {a}, in the run it is {b}"
+    return None

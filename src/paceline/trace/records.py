@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What happened and what was decided on it, made into the records of a trace."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from types import MappingProxyType
+
+import msgspec
+
+from paceline.core.events import (
+    Accept,
+    Action,
+    ApplyUpdate,
+    Drop,
+    Event,
+    Fate,
+    GradientArrived,
+    Pause,
+    Resume,
+    TimerFired,
+    WorkAbandoned,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerMissing,
+)
+from paceline.errors import InternalError
+from paceline.trace.schema import (
+    Gradient,
+    Joined,
+    Left,
+    Missing,
+    Paused,
+    Record,
+    Resumed,
+    Stopped,
+    Timer,
+    Update,
+)
+
+__all__ = ["Made", "Measured", "record_event"]
+
+
+class Measured(msgspec.Struct, frozen=True, gc=False):
+    """What only the shell knows of a piece of work."""
+
+    asked_at: float
+    compute_s: float = 0.0
+    pulled_bytes: float = 0.0
+    pushed_bytes: float = 0.0
+    sq_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What only the shell knows of an update."""
+
+    sq_norm: float | None = None
+    apply_s: float = 0.0
+    scalars: dict[str, float] = field(default_factory=dict)
+
+
+_NOTHING_MADE: Mapping[int, Made] = MappingProxyType({})
+
+
+def record_event(
+    event: Event,
+    actions: list[Action],
+    version: int,
+    measured: Measured | None = None,
+    made: Mapping[int, Made] = _NOTHING_MADE,
+) -> Iterator[Record]:
+    """The records of one event and of what was decided on it, made as they are asked for.
+
+    `version` is the server's before the event. The end of a run is not recorded here, because work
+    may still be reported after it.
+    """
+    yield _record(event, actions, version, measured)
+    for action in actions:
+        match action:
+            case ApplyUpdate():
+                yield _update(event.time, action, made.get(action.update))
+            case Pause():
+                yield Paused(event.time, action.reason)
+            case Resume():
+                yield Resumed(event.time)
+            case _:
+                pass
+
+
+def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
+    contributors = tuple([c.worker for c in action.contributions])
+    if made is None:
+        return Update(time, action.update, contributors, action.wanted)
+    scalars = {name: value if isfinite(value) else None for name, value in made.scalars.items()}
+    known = (made.sq_norm, made.apply_s, scalars)
+    return Update(time, action.update, contributors, action.wanted, *known)
+
+
+def _record(event: Event, actions: list[Action], version: int, measured: Measured | None) -> Record:
+    match event:
+        case GradientArrived() | WorkAbandoned():
+            return _gradient(event, actions[0], version, measured or Measured(event.time, 0.0))
+        case WorkerJoined():
+            return Joined(event.time, event.worker)
+        case WorkerLeft():
+            since = None if measured is None else measured.asked_at
+            return Left(event.time, event.worker, event.reason, since)
+        case WorkerMissing():
+            return Missing(event.time, event.worker, event.reason)
+        case TimerFired():
+            return Timer(event.time, event.timer)
+        case _:
+            return Stopped(event.time)
+
+
+def _gradient(
+    event: GradientArrived | WorkAbandoned, decision: Action, version: int, measured: Measured
+) -> Gradient:
+    if type(decision) is Accept:
+        fate, staleness = Fate.ACCEPTED, decision.update - 1 - decision.version
+    elif type(decision) is Drop:
+        fate, staleness = decision.fate, version - decision.version
+    else:
+        raise InternalError(f"the first action on {event!r} must be its fate, got {decision!r}")
+    return Gradient(
+        event.time,
+        event.worker,
+        event.turn,
+        decision.version,
+        fate,
+        staleness,
+        measured.asked_at,
+        measured.compute_s,
+        event.samples if type(event) is GradientArrived else 0,
+        measured.pulled_bytes,
+        measured.pushed_bytes,
+        measured.sq_norm,
+    )

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The panel at the foot of the terminal: exact text for a given state, at any width."""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.cli.panel import Panel, draw
+from paceline.run.settings import Settings
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.trace.schema import Trace, write_trace
+from paceline.watch.live import Live, Moment, Slowest
+
+MOMENT = Moment(
+    version=400,
+    rate=14.72,
+    left_s=40.76,
+    contributors=7,
+    wanted=7,
+    gradients=3200,
+    dropped=400,
+    non_finite=0,
+    workers=8,
+    slowest=Slowest(7, 0.0921, 1.84),
+    staleness=0.0,
+    scalars={"loss": 0.41234, "accuracy": 0.91},
+    paused="",
+    restorations=0,
+    lost=0,
+    ended="",
+    silent_s=0.2,
+)
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor
+
+
+def settings(workers: int = 8, steps: int | None = 1000, policy: str = "backup:1") -> Settings:
+    return Settings(spec=RunSpec(workers=workers, steps=steps), policy=policy)
+
+
+def drawn(moment: Moment, width: int = 80, told: Settings | None = None) -> list[str]:
+    """The lines of the panel on a console of this width, without colours."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, legacy_windows=False)
+    console.print(draw(moment, told or settings(), width))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+# ---- what it shows ----
+
+
+def test_eighty_columns() -> None:
+    assert drawn(MOMENT) == [
+        "━━━━━━━━━━━━━━━                         update 400 of 1,000, 14.7/s, 40.8 s left",
+        "backup:1, 8 of 8 workers, last update from 7 of 7 gradients, 400 dropped (12 %)",
+        "slowest worker 7: 92.1 ms, 1.8 x median",
+        "loss 0.4123, accuracy 0.91",
+    ]
+
+
+def test_narrow_columns_give_the_bar_a_line_to_itself() -> None:
+    assert drawn(MOMENT, 40) == [
+        "━━━━━━━━━━━━━━━━",
+        "update 400 of 1,000, 14.7/s, 40.8 s left",
+        "backup:1, 8 of 8 workers",
+        "last update from 7 of 7 gradients",
+        "400 dropped (12 %)",
+        "slowest worker 7: 92.1 ms, 1.8 x median",
+        "loss 0.4123, accuracy 0.91",
+    ]
+
+
+def test_sixty_four_workers_take_no_more_room() -> None:
+    many = replace(MOMENT, workers=63, contributors=60, wanted=60, slowest=Slowest(42, 1.2, 3.0))
+    assert drawn(many, told=settings(workers=64, policy="backup:4"))[1:] == [
+        "backup:4, 63 of 64 workers, last update from 60 of 60 gradients",
+        "400 dropped (12 %), slowest worker 42: 1.2 s, 3.0 x median",
+        "loss 0.4123, accuracy 0.91",
+    ]
+
+
+def test_without_a_number_of_steps_there_is_no_bar() -> None:
+    lines = drawn(replace(MOMENT, left_s=None), told=settings(steps=None))
+    assert lines[0] == "update 400, 14.7/s"
+
+
+def test_before_anything_happened() -> None:
+    nothing = replace(
+        MOMENT,
+        version=0,
+        rate=None,
+        left_s=None,
+        wanted=0,
+        dropped=0,
+        workers=2,
+        slowest=None,
+        scalars={},
+        paused="waiting for workers",
+    )
+    lines = drawn(nothing)
+    assert lines[0].strip() == "update 0 of 1,000"
+    assert lines[1:] == ["backup:1, 2 of 8 workers", "waiting for workers"]
+
+
+def test_a_pause_has_no_rate_but_a_reason() -> None:
+    lines = drawn(replace(MOMENT, paused="1 of at least 2 workers; waits for 1"))
+    assert lines[0].endswith("update 400 of 1,000")
+    assert lines[-1] == "1 of at least 2 workers; waits for 1"
+
+
+def test_silence_is_told_only_when_it_lasts() -> None:
+    assert drawn(replace(MOMENT, silent_s=9.0)) == drawn(MOMENT)
+    assert drawn(replace(MOMENT, silent_s=31.0))[-1] == "nothing has happened for 31 s"
+
+
+def test_trouble_is_told() -> None:
+    troubled = replace(MOMENT, non_finite=3, restorations=1, lost=20, ended="stopped")
+    assert drawn(troubled)[-1] == (
+        "3 gradients not finite, 1 restart of the server, 20 updates lost, stopped"
+    )
+
+
+def test_stale_gradients_and_a_loss_that_is_not_finite_are_told() -> None:
+    lines = drawn(replace(MOMENT, staleness=6.94, wanted=1, scalars={"loss": None}))
+    assert "gradients 6.9 updates old" in lines[1]
+    assert lines[-1] == "loss not finite"
+
+
+def test_a_lower_bound_is_marked_as_one() -> None:
+    cut = replace(MOMENT, slowest=Slowest(7, 0.022, 1.84, is_bound=True))
+    assert drawn(cut)[2] == "slowest worker 7: >22 ms, >1.8 x median"
+
+
+def test_a_worker_that_is_hardly_slower_is_not_named() -> None:
+    assert not any(
+        "slowest" in line for line in drawn(replace(MOMENT, slowest=Slowest(7, 1, 1.05)))
+    )
+
+
+@pytest.mark.parametrize("width", [20, 30, 50, 64, 80, 81, 120, 300])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    moment = replace(MOMENT, paused="a long reason " * 9, scalars={"a name " * 9: 1.0})
+    assert all(len(line) <= width for line in drawn(moment, width))
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+    assert drawn(replace(MOMENT, scalars={"[red]loss[/]": 1.0}))[-1] == "[red]loss[/] 1"
+
+
+# ---- on a terminal ----
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+@pytest.fixture
+def panel(terminal: Terminal, tmp_path: Path) -> Iterator[Callable[[], Panel]]:
+    """Open panels on the terminal; they are closed in the end."""
+    opened: list[Panel] = []
+
+    def make() -> Panel:
+        console = Console(
+            file=terminal, width=80, force_terminal=True, color_system=None, legacy_windows=False
+        )
+        opened.append(Panel(settings(4, 60), tmp_path / "trace.jsonl", console))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def test_a_tick_draws_what_the_trace_says(
+    panel: Callable[[], Panel], terminal: Terminal, tmp_path: Path
+) -> None:
+    trace = simulate("backup:1", Cluster.parse("50ms + exp:5ms"), RunSpec(workers=4, steps=60))
+    thirtieth = next(i for i, r in enumerate(trace.records, 1) if getattr(r, "update", 0) == 30)
+    half = Trace(trace.header, trace.records[:thirtieth])
+    shown = panel()
+    shown.tick()
+    assert "waiting for workers" in terminal.getvalue()
+    write_trace(half, tmp_path / "trace.jsonl")
+    shown.tick()
+    assert "update 30 of 60" in terminal.getvalue()
+    write_trace(trace, tmp_path / "trace.jsonl")
+    shown.tick()
+    assert "update 60 of 60" in terminal.getvalue()
+
+
+def test_a_closed_panel_gives_the_cursor_back_and_leaves_nothing(
+    panel: Callable[[], Panel], terminal: Terminal
+) -> None:
+    shown = panel()
+    shown.tick()
+    assert terminal.getvalue().startswith(HIDE)
+    shown.close()
+    before = terminal.getvalue()
+    assert before.rindex(SHOW) > before.rindex(HIDE)
+    assert before.rindex("\x1b[2K") > before.rindex("waiting for workers")  # the line is erased
+    shown.close()
+    assert terminal.getvalue() == before
+
+
+def test_a_line_is_printed_as_it_is(panel: Callable[[], Panel], terminal: Terminal) -> None:
+    shown = panel()
+    shown.tick()
+    text = "worker 3  | [bold]loss[/bold] = 0.5 :smile: {'a': None} http://x.y " + "long " * 30
+    shown.line(text, terminal)
+    assert f"{text.rstrip()}" in terminal.getvalue()
+
+
+def test_a_line_cannot_move_the_cursor(panel: Callable[[], Panel], terminal: Terminal) -> None:
+    panel().line("50 %\r\x1b[2J\x1b[10;10H100 %", terminal)
+    assert "\x1b[2J" not in terminal.getvalue()
+    assert "\x1b[10;10H" not in terminal.getvalue()
+    assert "100 %" in terminal.getvalue()
+
+
+def test_a_line_for_a_stream_that_is_no_terminal_goes_there(
+    panel: Callable[[], Panel], terminal: Terminal
+) -> None:
+    out = io.StringIO()
+    panel().line("hello \x1b[31m[red]", out)
+    assert out.getvalue() == "hello \x1b[31m[red]\n"
+    assert "hello" not in terminal.getvalue()
+
+
+def test_the_panel_stays_below_what_is_printed(
+    panel: Callable[[], Panel], terminal: Terminal
+) -> None:
+    shown = panel()
+    shown.tick()
+    shown.line("hello", terminal)
+    after = terminal.getvalue().rpartition("hello")[2]
+    assert "waiting for workers" in after
+
+
+@pytest.mark.parametrize("workers", [8, 64])
+def test_a_simulated_run_fits_in_a_few_lines_at_any_moment(workers: int, tmp_path: Path) -> None:
+    cluster = Cluster.parse("45ms + exp:5ms + 5% exp:500ms; worker 7 x1.8")
+    trace = simulate("backup:1", cluster, RunSpec(workers=workers, steps=40))
+    path = tmp_path / "trace.jsonl"
+    live = Live(path, 40)
+    for tenth in range(1, 11):
+        records = trace.records[: len(trace.records) * tenth // 10]
+        write_trace(Trace(trace.header, records), path)
+        live.read(0.0)
+        lines = drawn(live.moment(0.0), told=settings(workers, 40))
+        assert len(lines) <= 4
+        assert all(len(line) <= 80 for line in lines)

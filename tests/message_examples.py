@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Messages of every kind: an example of each, and strategies that make any."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from paceline.core.events import Fate
+from paceline.release import RELEASE
+from paceline.run.net import messages
+from paceline.run.tensors.state_spec import OptimizerSpec, OptionChange, StateSpec, TensorSpec
+
+__all__ = ["CONTENTS", "EXAMPLES", "any_message", "unhurried"]
+
+unhurried = settings(deadline=None)  # a test must not fail because the machine is busy
+
+CONTENTS = StateSpec(
+    (OptimizerSpec("SGD", (TensorSpec("weight", "torch.float32", (2, 3), (3, 1)),)),),
+    (TensorSpec("mean", "torch.float32", (3,), (1,)),),
+    (TensorSpec("count", "torch.int64", (), ()),),
+    (TensorSpec("frozen", "torch.float64", (0,), (1,)),),
+)
+_SEEN = messages.FateNotice(Fate.LATE, 6, 1, 0)
+_OPTION = OptionChange(0, 0, "lr", 0.1)
+
+EXAMPLES = [
+    messages.Hello(messages.PROTOCOL, bytes(32)),
+    messages.Challenge(bytes(32), bytes(32)),
+    messages.Proof(bytes(32)),
+    messages.Join(3, RELEASE, CONTENTS),
+    messages.Welcome(4, "50ms", 7, True, False),
+    messages.Refused("it has another token"),
+    messages.Assignment(5, 7, 1, True, (7,), 12.5, (_OPTION,), _SEEN),
+    messages.CancelTurn(5),
+    messages.RunEnded(8, 1, False, (8,), _SEEN),
+    messages.GradientReport(5, 7, 0, 32, 0.05, 1.5, (0,), (_OPTION,), {"loss": 0.5}),
+    messages.AbandonReport(5, 0.05),
+    messages.StateRequest("optimizer", 0),
+    messages.StateUpload(0, b"\x80"),
+    messages.StateReply(1),
+    messages.WorkerUnavailable(3, "it fails"),
+    messages.PositionRequest(2),
+    messages.PositionReport(2, b"somewhere"),
+]
+"""One of each kind."""
+
+
+def any_message(kind: Any) -> st.SearchStrategy[Any]:
+    """All values of a type of messages."""
+    return _values(inspect.type_info(kind))
+
+
+def _values(info: Any) -> st.SearchStrategy[Any]:
+    return _STRATEGIES[type(info)](info)
+
+
+_STRATEGIES: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
+    inspect.StructType: lambda i: st.builds(i.cls, *[_values(field.type) for field in i.fields]),
+    inspect.UnionType: lambda i: st.one_of([_values(kind) for kind in i.types]),
+    inspect.IntType: lambda i: st.integers(
+        -(2**63) if i.ge is None else i.ge, 2**64 - 1 if i.le is None else i.le
+    ),
+    inspect.FloatType: lambda i: st.floats(i.ge, i.le, allow_nan=False),
+    inspect.StrType: lambda i: st.text(max_size=20),
+    inspect.BytesType: lambda i: st.binary(
+        min_size=i.min_length or 0, max_size=min(i.max_length or 20, 40)
+    ),
+    inspect.VarTupleType: lambda i: st.lists(_values(i.item_type), max_size=3).map(tuple),
+    inspect.DictType: lambda i: st.dictionaries(
+        _values(i.key_type), _values(i.value_type), max_size=3
+    ),
+    inspect.BoolType: lambda _: st.booleans(),
+    inspect.NoneType: lambda _: st.none(),
+    inspect.LiteralType: lambda i: st.sampled_from(i.values),
+    inspect.EnumType: lambda i: st.sampled_from(list(i.cls)),
+}

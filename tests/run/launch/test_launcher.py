@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`paceline run`: what comes out, how it ends, and that nothing is left behind."""
+
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from failures import LOOP, TRAINING, counts, troubled
+from paceline.trace.schema import Ended, read_trace
+from paceline.watch.audit import audit
+
+PACELINE = Path(sys.executable).parent / "paceline"
+PATIENCE_S = 60  # for what takes a second or less
+
+QUIET = "def trouble(run): pass\n"
+
+
+def begun(script, folder):
+    """What is said of a run of two workers first."""
+    return f"2 workers under sync train {script}; folder {folder}"
+
+
+def where(folder):
+    """What is said of a run that has come to its end."""
+    return [f"The trace is {folder}/trace.jsonl", f"The weights are {folder}/weights.pt"]
+
+
+# ------------------------------------------------------------------------------- what comes out
+
+
+def test_each_line_comes_out_with_the_name_of_its_process(launch):
+    source = """
+if ROLE == "server":
+    print("I serve")
+elif WORKER == 1:
+    print("one\\ntwo")
+    print("three", file=sys.stderr)
+    os.write(1, b"caf\\xe9\\n")
+
+def trouble(run):
+    if run.worker == 0 and run.version == 2:
+        print("four", end="", flush=True)
+"""
+    ran = launch(troubled(source), steps=3)
+    assert ran.code == 0
+    for line in (
+        "server    | I serve",
+        "worker 1  | one",
+        "worker 1  | two",
+        "worker 1  | caf\N{REPLACEMENT CHARACTER}",
+        "worker 0  | four",
+    ):
+        assert line in ran.out.splitlines()
+    assert ran.err.splitlines() == ["worker 1  | three"]
+
+
+def test_what_is_printed_last_comes_out_too_however_much_it_is(launch):
+    ran = launch(troubled(QUIET) + "print(WORKER * 'x' * 300_000, end='')", steps=3)
+    assert ran.code == 0
+    assert "worker 1  | " + "x" * 300_000 in ran.out.splitlines()
+
+
+def test_arguments_after_the_script_reach_it_whatever_they_look_like(call, script):
+    path = script(TRAINING + QUIET + LOOP + "print(sys.argv[2:])")
+    words = ("--lr", "0.1", "-w", "9", "--help", "", "two words")
+    out_dir = path.parent / "out"
+    out_dir.mkdir()
+    code, out, err = call("run", "-w", 2, "--steps", 3, path, out_dir, *words)
+    assert code == 0
+    assert out.splitlines().count(f"worker 0  | {list(words)}") == 1
+    assert out.splitlines().count(f"worker 1  | {list(words)}") == 1
+    assert err.splitlines() == [begun(path, "runs/script-1"), *where("runs/script-1")]
+
+
+def test_each_run_gets_a_folder_of_its_own(call, script):
+    path = script(TRAINING + QUIET + LOOP)
+    for number in (1, 2):
+        code, _, _ = call("run", "-w", 1, "--steps", 3, path, path.parent)
+        assert code == 0
+        trace = read_trace(f"runs/script-{number}/trace.jsonl")
+        audit(trace)
+        assert len(counts(trace)) == 3
+
+
+def test_help_tells_how_to_use_it_and_what_the_exit_codes_mean(call):
+    code, out, _ = call("run", "--help")
+    assert code == 0
+    for word in ("--policy", "--workers", "--steps", "train.py", "Exit codes"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["missing.py"], "there is no script missing.py"),
+        (["-p", "magic", "script.py"], "magic"),
+        (["-p", "backup:4", "script.py"], "b must be smaller than the number of workers"),
+        (["-w", "0", "script.py"], "workers must be >= 1, got 0"),
+        (["--steps", "0", "script.py"], "steps must be >= 1, got 0"),
+        (["--steps", "5", "--epochs", "1", "script.py"], "give one of --steps"),
+        (["--slow", "soon", "script.py"], "soon"),
+        (["--ema", "1", "script.py"], "ema must be"),
+        (["--clip-norm", "0", "script.py"], "clip_norm must be > 0"),
+        (["--min-workers", "9", "script.py"], "min_workers must be between"),
+        (["--seed", "-1", "script.py"], "seed must be >= 0, got -1"),
+        (["--run-dir", ".", "script.py"], "is not empty"),
+        (["--run-dir", "script.py", "script.py"], "cannot make a folder"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(call, script, words, what):
+    path = script("raise AssertionError('nobody executes this')")
+    code, out, err = call("run", *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("paceline: ")
+    assert what in err
+    assert err.count("\n") == 1
+    assert [entry.name for entry in path.parent.iterdir()] == ["script.py"]
+
+
+def test_the_token_is_in_a_file_for_its_owner_alone_and_on_no_command_line(launch, tmp_path):
+    source = """
+def trouble(run):
+    if run.worker == 0 and run.version == 2:
+        token = (OUT / "token").read_text()
+        shown = [
+            file
+            for process in Path("/proc").glob("[0-9]*")
+            for file in (process / "cmdline", process / "environ")
+            if token.encode() in content(file)
+        ]
+        tell("shown", json.dumps([len(token), *map(str, shown)]))
+
+def content(file):
+    try:
+        return file.read_bytes()
+    except OSError:  # it has just ended
+        return b""
+"""
+    ran = launch(troubled(source), steps=3)
+    assert ran.code == 0, ran.err
+    assert json.loads((tmp_path / "run-1" / "shown.word").read_text()) == [64]
+    assert stat.S_IMODE((tmp_path / "run-1" / "token").stat().st_mode) == 0o600
+
+
+# ---------------------------------------------------------------------------------- how it ends
+
+
+def test_a_run_whose_workers_all_fail_has_exit_code_1(call, script):
+    path = script("raise SystemExit(7)")
+    code, _, err = call("run", "-w", 1, "--steps", 3, "--run-dir", "run", path, "run")
+    assert code == 1
+    assert "worker 0 failed with exit code 7" in err
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interrupt_ends_the_run_in_good_order(launch, number, code):
+    source = f"""
+def trouble(run):
+    if run.worker == 1 and run.version == 5:
+        os.kill({os.getpid()}, signal.{number})
+"""
+    ran = launch(troubled(source), steps=None, samples=10**9)
+    assert ran.code == code
+    assert ran.err == "paceline  | stopping; once more to stop at once\n"
+    end = ran.trace.records[-1]
+    assert isinstance(end, Ended)
+    assert end.version == len(counts(ran.trace)) >= 5
+    assert {kept["version"] for kept in ran.kept.values()} == {end.version}
+
+
+def test_a_run_that_was_started_with_nohup_outlives_its_terminal(launch):
+    source = f"""
+def trouble(run):
+    if run.worker == 1 and run.version == 5:
+        os.kill({os.getpid()}, signal.SIGHUP)
+"""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        ran = launch(troubled(source), steps=10)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+
+
+def test_a_second_interrupt_ends_it_at_once_whatever_the_workers_do(call, script):
+    source = f"""
+def trouble(run):
+    if run.worker == 1 and run.version == 5:
+        os.kill({os.getpid()}, signal.SIGINT)
+        wait_until(lambda: in_the_trace(type="stopped"))
+        os.kill({os.getpid()}, signal.SIGINT)
+        time.sleep(1000)
+"""
+    path = script(troubled(source))
+    code, _, err = call("run", "-w", 2, "--steps", 10**6, "--run-dir", "run", path, "run")
+    assert code == 130
+    assert err.splitlines().count("paceline  | worker 1 had not ended, and was killed") == 1
+
+
+def test_an_interrupt_before_the_server_is_ready_ends_it_too(call, script):
+    source = f"""
+if ROLE == "server":
+    time.sleep(1000)
+elif WORKER == 0:
+    os.kill({os.getpid()}, signal.SIGINT)
+"""
+    code, _, err = call("run", "-w", 2, "--steps", 9, script(troubled(source + QUIET)), ".")
+    assert code == 130
+    assert "paceline  | server was killed by SIGTERM" in err.splitlines()
+    assert "The trace is" not in err  # there is none yet
+
+
+# ------------------------------------------------------- the command itself, as a user starts it
+
+ENDLESS = """
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+def family_of(pid):
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_child = parent_of(process.name) == pid
+        except OSError:  # it has just ended
+            continue
+        if is_child:
+            yield int(process.name)
+            yield from family_of(int(process.name))
+
+def trouble(run):
+    if run.worker == 0 and run.version == 3:
+        launcher = parent_of(os.getppid())
+        print("family", *family_of(launcher))
+    if run.worker == 0 and run.version == 5 and run.last.version == 4:
+        wait_for("go-on")
+"""
+
+
+class Started:
+    """A launcher in a session of its own, as in a terminal, and all processes under it."""
+
+    def __init__(self, path, folder, steps):
+        (folder / "tmp").mkdir(parents=True)
+        self.folder, self.script = folder, path
+        words = ("run", "-w", "2", "--steps", str(steps), "--run-dir", folder / "run")
+        with (folder / "err").open("wb") as err:
+            self.process = subprocess.Popen(
+                [PACELINE, *words, path, folder],
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(folder / "tmp")},
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def wait_until_it_trains(self):
+        """Afterwards it waits for the word to go on."""
+        line = next((line for line in self.process.stdout if "family" in line), None)
+        assert line is not None, (self.folder / "err").read_text()
+        # Server, two workers, and the process that they are forked from.
+        pids = list(map(int, line.partition("family")[2].split()))
+        assert len(pids) == 4
+        self._family = [os.pidfd_open(pid) for pid in pids]
+
+    def assert_all_are_gone(self):
+        """Each process has ended, or does so soon."""
+        for fd in self._family:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            assert poll.poll(PATIENCE_S * 1000)
+            os.close(fd)
+
+    def wait(self):
+        """Wait for its end; return the exit code, and what it said."""
+        self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, (self.folder / "err").read_text()
+
+    def trace(self):
+        """Its trace, which is sound."""
+        trace = read_trace(self.folder / "run" / "trace.jsonl")
+        audit(trace)
+        return trace
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, tmp_path, number):
+    """As `timeout` does, and a terminal that is closed."""
+    with Started(script(troubled(ENDLESS)), tmp_path / "one", 10**6) as one:
+        one.wait_until_it_trains()
+        os.killpg(one.process.pid, number)
+        (one.folder / "go-on.word").touch()
+        code, err = one.wait()
+        assert code == 128 + number
+        assert err.splitlines() == [
+            begun(one.script, one.folder / "run"),
+            "paceline  | stopping; once more to stop at once",
+            *where(one.folder / "run"),
+            f"To go on: paceline run --resume {one.folder}/run",
+        ]
+        one.assert_all_are_gone()
+        assert isinstance(one.trace().records[-1], Ended)
+        assert {file.name for file in one.folder.glob("worker-*.pt")} == {
+            "worker-0.pt",
+            "worker-1.pt",
+        }
+
+
+def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tmp_path):
+    path = script(troubled(ENDLESS))
+    with Started(path, tmp_path / "one", 10**6) as one, Started(path, tmp_path / "two", 9) as two:
+        one.wait_until_it_trains()
+        two.wait_until_it_trains()
+        os.killpg(one.process.pid, signal.SIGINT)  # as the terminal does at Ctrl-C
+        (one.folder / "go-on.word").touch()
+        code, err = one.wait()
+        assert code == 130
+        assert err.splitlines() == [
+            begun(one.script, one.folder / "run"),
+            "paceline  | stopping; once more to stop at once",
+            *where(one.folder / "run"),
+            f"To go on: paceline run --resume {one.folder}/run",
+        ]
+        one.assert_all_are_gone()
+        assert isinstance(one.trace().records[-1], Ended)
+        (two.folder / "go-on.word").touch()
+        code, err = two.wait()
+        assert code == 0
+        run_dir = two.folder / "run"
+        assert err.splitlines() == [begun(path, run_dir), *where(run_dir)]
+        two.assert_all_are_gone()
+        assert counts(two.trace()) == [2] * 9
+
+
+def test_a_launcher_that_is_killed_leaves_no_process_behind_and_no_file(script, tmp_path):
+    with Started(script(troubled(ENDLESS)), tmp_path / "one", 10**6) as one:
+        one.wait_until_it_trains()
+        one.process.kill()
+        one.assert_all_are_gone()
+        assert list((one.folder / "tmp").iterdir()) == []
+
+
+def test_a_bar_of_progress_is_shown_and_a_letter_that_cannot_be_is_not_the_end(call, tmp_path):
+    script = tmp_path / "bar.py"
+    script.write_text(
+        "import os, time\n"
+        "import paceline\n"
+        "from torch import nn, optim\n"
+        "run = paceline.join()\n"
+        "model = nn.Linear(1, 1)\n"
+        "model, optimizer = run.prepare(model, optim.SGD(model.parameters(), lr=0.1))\n"
+        "optimizer.step()\n"
+        "for part in (b'\\r 10 %', b'\\r 50 %', b'\\r100 %\\n'):\n"
+        "    os.write(1, part)\n"
+        "os.write(1, b'caf\\xc3\\xa9\\r\\n\\xff\\n')\n",
+        encoding="utf-8",
+    )
+    code, out, err = call("run", "--workers", 1, "--steps", 1, script)
+    lines = [line.split("| ", 1)[1] for line in out.splitlines() if line.startswith("worker 0")]
+    assert code == 0, err
+    assert lines[-3:] == ["100 %", "café", "\ufffd"]

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""kill -9 of the launcher, and of everything: nothing is left, and the run can go on at once."""
+
+import os
+import select
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from paceline.trace.schema import Restored, read_trace
+from paceline.watch.audit import audit
+from sandbox import PACELINE, SCRIPT, children_of
+
+PATIENCE_S = 120
+STEPS = 60
+
+
+class Family:
+    """A run as a user starts it, and all its processes."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        script = folder / "train.py"
+        script.write_text(SCRIPT, encoding="utf-8")
+        (folder / "tmp").mkdir(exist_ok=True)
+        self.launcher = subprocess.Popen(
+            [PACELINE, "run", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder / "tmp")},
+        )
+
+    def wait_for(self, word: str) -> None:
+        """Until a line with this word is printed; remember who is there."""
+        for line in self.launcher.stdout:
+            if word in line:
+                break
+        self.pids = [self.launcher.pid]
+        for pid in self.pids:  # grows as it is walked
+            self.pids += [child for child, _ in children_of(pid)]
+        self._fds = [os.pidfd_open(pid) for pid in self.pids]
+
+    def wait_until_all_are_gone(self) -> None:
+        self.launcher.kill()
+        self.launcher.wait()
+        self.launcher.stdout.close()
+        for fd in self._fds:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            assert poll.poll(PATIENCE_S * 1000)
+            os.close(fd)
+
+    def end(self) -> str:
+        """It comes to its end by itself; what it said."""
+        try:
+            out, _ = self.launcher.communicate(timeout=PATIENCE_S)
+        finally:
+            self.launcher.kill()
+        assert self.launcher.returncode == 0, out
+        return out
+
+
+def what_is_left(folder: Path, pids: list[int]) -> list[str]:
+    """Sockets with the name of the run, memory of it in any process, files beside its folder."""
+    address = (folder / "run" / "address").read_text().removeprefix("unix:")
+    found = [line for line in Path("/proc/net/unix").read_text().splitlines() if address in line]
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if "memfd:paceline" in os.readlink(link) and int(link.parts[2]) in pids:
+                found.append(str(link))
+    found += [path.name for path in Path("/dev/shm").iterdir() if "paceline" in path.name]
+    return found + [path.name for path in (folder / "tmp").iterdir()]
+
+
+@pytest.mark.parametrize("victims", ["launcher", "all"])
+def test_nothing_is_left_of_a_run_that_was_killed_and_it_goes_on_at_once(tmp_path, victims):
+    steps = ("-w", "3", "--steps", str(STEPS), "--checkpoint-every", "5", "--slow", "30ms")
+    new = ("--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
+    killed = Family(tmp_path, *steps, *new)
+    killed.wait_for("training")
+    saved = tmp_path / "run" / "checkpoints"
+    while not list(saved.glob("*.ckpt")):
+        with suppress(subprocess.TimeoutExpired):
+            killed.launcher.wait(timeout=0.1)
+    for pid in killed.pids if victims == "all" else killed.pids[:1]:
+        os.kill(pid, signal.SIGKILL)
+    killed.wait_until_all_are_gone()
+    assert len(killed.pids) == 1 + 1 + 1 + 3  # what they are forked from, the server, the workers
+    assert what_is_left(tmp_path, killed.pids) == []
+
+    resumed = Family(tmp_path, "--resume", str(tmp_path / "run"))
+    assert f"at the end: {STEPS}" in resumed.end()
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    audit(trace)
+    restored = [record.version for record in trace.records if isinstance(record, Restored)]
+    assert len(restored) == 1
+    assert restored[0] >= 5
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_nobody_reading_what_is_printed_ends_no_run(tmp_path):
+    """As with `paceline run ... | head -1`, and with `| tee` where Ctrl-C ends that first."""
+    new = ("--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
+    family = Family(tmp_path, "-w", "2", "--steps", "40", "--slow", "20ms", *new)
+    family.wait_for("training")
+    family.launcher.stdout.close()
+    assert family.launcher.wait(PATIENCE_S) == 0
+    family.wait_until_all_are_gone()
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    audit(trace)
+    assert len(list(trace.updates())) == 40
+    assert (tmp_path / "run" / "weights.pt").exists()
+    assert "at the end: 40" in (tmp_path / "run" / "output" / "worker-0.log").read_text()
+
+
+def test_a_new_run_starts_while_the_dead_one_is_still_ending(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    first = Family(one, "-w", "2", "--steps", "9999", "--run-dir", f"{one}/run", f"{one}/train.py")
+    first.wait_for("training")
+    os.kill(first.launcher.pid, signal.SIGKILL)
+    second = Family(two, "-w", "2", "--steps", "20", "--run-dir", f"{two}/run", f"{two}/train.py")
+    assert "at the end: 20" in second.end()
+    first.wait_until_all_are_gone()

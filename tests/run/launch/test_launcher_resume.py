@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A run that is stopped and resumed, and one that loses its server: what comes out is the same."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from failures import HELPERS
+from paceline.run.launch.launcher import Launcher
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+from paceline.trace.schema import Ended, Restored, read_trace
+from paceline.watch.audit import audit
+
+SOURCE = (
+    HELPERS
+    + """
+import random
+import numpy
+
+class Jittered(torch.utils.data.Dataset):
+    '''Draws from everything that can be drawn from without a name.'''
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, i):
+        x = torch.full((6,), i / 50) + 0.1 * torch.randn(6)
+        return x + random.random() / 10 + numpy.random.rand() / 10, torch.tensor([i / 25])
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.8)
+loader = torch.utils.data.DataLoader(Jittered(), batch_size=4, shuffle=True)
+
+run = paceline.join()
+model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
+fixed = torch.randn(3)  # what a script does between `prepare` and its loop does not matter
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    trouble(run)
+    run.backward(loss)
+    optimizer.step()
+    if run.is_first and run.version == 9:
+        optimizer.param_groups[0]["weight_decay"] = 0.01
+with run.averaged_weights(model) as averaged:
+    average = [p.detach().clone() for p in averaged.parameters()]
+keep(run, weights=model.state_dict(), average=average, optimizer=optimizer.state_dict())
+"""
+)
+QUIET = "\ndef trouble(run): pass\n"
+STEPS = 24
+
+Going = Callable[..., Path]
+
+
+@pytest.fixture
+def going(tmp_path, script, forkserver, capsys) -> Going:
+    """Run the source in a folder, which may have a run in it already, to this number of updates."""
+
+    def run(
+        name: str, trouble: str = QUIET, *, steps: int = STEPS, policy: str = "sync", **more: object
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        settings = Settings(
+            spec=RunSpec(workers=2, steps=steps, seed=5),
+            policy=policy,
+            ema=0.9,
+            script=str(script(trouble + SOURCE)),
+            arguments=(str(folder),),
+            **{"checkpoint_every": "5", **more},
+        )
+        code = Launcher(settings, folder, forkserver).run()
+        assert code == 0, "".join(capsys.readouterr())
+        audit(read_trace(folder / "trace.jsonl"))
+        return folder
+
+    return run
+
+
+def results(folder):
+    """What each worker had in the end, and what the run has left."""
+    kept = [torch.load(file) for file in sorted(folder.glob("worker-*.pt"))]
+    assert len(kept) == 2
+    return [*kept, torch.load(folder / "weights.pt", weights_only=True)]
+
+
+def restored(folder):
+    """The versions that the run went on from."""
+    trace = read_trace(folder / "trace.jsonl")
+    return [record.version for record in trace.records if isinstance(record, Restored)]
+
+
+def updates(folder):
+    """The numbers of the updates, in the order in which they were made."""
+    return [update.update for update in read_trace(folder / "trace.jsonl").updates()]
+
+
+def assert_the_same(one, other):
+    """Bit for bit, whatever they are."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_the_same(one[key], other[key])
+    elif isinstance(one, list):
+        for a, b in zip(one, other, strict=True):
+            assert_the_same(a, b)
+    else:
+        assert one == other
+
+
+@pytest.fixture
+def whole(going):
+    """What comes of the run that nothing happens to."""
+    return results(going("whole"))
+
+
+@pytest.mark.parametrize("cuts", [[7], [5, 6, 15], [1, 23]])
+def test_a_run_that_is_resumed_equals_one_that_never_stopped(going, whole, cuts):
+    for steps in (*cuts, STEPS):
+        folder = going("cut", steps=steps)
+    assert_the_same(results(folder), whole)
+    assert restored(folder) == cuts
+    assert updates(folder) == list(range(1, STEPS + 1))
+
+
+STOPPED = """
+def trouble(run):
+    if run.version == AT and run.worker == 1 and not was_told("stopped"):
+        tell("stopped")
+        os.kill(server_pid(), signal.SIGTERM)
+    if run.version == AT:
+        wait_until(lambda: in_the_trace(type="stopped"))
+"""
+
+
+@pytest.mark.parametrize("at", [3, 10])
+def test_a_run_that_is_stopped_in_the_middle_of_its_work_and_resumed_is_the_same(going, whole, at):
+    """What both workers had begun is thrown away, the random numbers that it took with it."""
+    trouble = f"\nAT = {at}\n" + STOPPED
+    folder = going("stopped", trouble)
+    trace = read_trace(folder / "trace.jsonl")
+    assert [r.version for r in trace.records if isinstance(r, Ended)] == [at]
+    assert_the_same(results(going("stopped", trouble)), whole)
+
+
+KILLED = """
+def trouble(run):
+    if run.version in SAVED and run.worker == 1 and not was_told(f"killed-{run.version}"):
+        wait_until(lambda: list((OUT / "checkpoints").glob(f"*{SAVED[run.version]}.ckpt")))
+        tell(f"killed-{run.version}")
+        os.kill(server_pid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_that_is_killed_comes_back_and_nothing_is_different(going, whole):
+    folder = going("killed", "\nSAVED = {8: 5, 17: 15}\n" + KILLED)
+    assert restored(folder) == [5, 15]
+    assert_the_same(results(folder), whole)
+
+
+CHANGED = """
+def trouble(run):
+    if run.version == 12:
+        optimizer.param_groups[0]["lr"] *= 0.5
+    unlucky(run)
+"""
+
+
+def test_what_was_changed_since_the_checkpoint_is_changed_again_and_once(going):
+    lucky = results(going("lucky", CHANGED + "\ndef unlucky(run): pass\n"))
+    unlucky = "\nSAVED = {13: 10}\n" + KILLED.replace("trouble", "unlucky")
+    folder = going("unlucky", CHANGED + unlucky)
+    assert restored(folder) == [10]
+    assert_the_same(results(folder), lucky)
+
+
+KILLED_ANYWHERE = """
+def trouble(run):
+    for version in (8, 17):
+        if run.version >= version and run.worker == 1 and not was_told(f"killed-{version}"):
+            tell(f"killed-{version}")
+            os.kill(server_pid(), signal.SIGKILL)
+        elif run.version >= version:
+            wait_for(f"killed-{version}")
+"""
+
+
+@pytest.mark.parametrize("policy", ["backup:1", "async", "softsync:3", "ssp:1", "delayed:1"])
+def test_a_run_of_any_rule_survives_the_death_of_its_server(going, policy):
+    folder = going("any", KILLED_ANYWHERE, policy=policy, checkpoint_every="1")
+    assert len(restored(folder)) == 2
+    assert updates(folder)[-1] == STEPS
+
+
+KILLED_EARLY = """
+def trouble(run):
+    if run.version == 4 and run.worker == 1 and not was_told("killed"):
+        tell("killed")
+        os.kill(server_pid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_that_is_killed_before_the_first_checkpoint_begins_anew(going):
+    folder = going("early", KILLED_EARLY, checkpoint_every="0")
+    assert restored(folder) == [0]
+    assert updates(folder)[-STEPS:] == list(range(1, STEPS + 1))
+    assert not (folder / "checkpoints").exists()
+
+
+ASKING = """
+def trouble(run):
+    if run.version == 7 and run.worker == 1 and not was_told("killed"):
+        tell("killed")
+        os.kill(server_pid(), signal.SIGKILL)
+        assert optimizer.state_dict()["param_groups"][0]["lr"] in (0.02, 0.016)
+        with run.averaged_weights(model) as averaged:
+            assert all(p.isfinite().all() for p in averaged.parameters())
+"""
+
+
+def test_who_asks_a_server_that_is_gone_is_answered_by_the_next_one(going, whole):
+    folder = going("asking", ASKING)
+    assert restored(folder) in ([5], [0])
+    assert updates(folder)[-1] == STEPS
+    if restored(folder) == [5]:
+        assert_the_same(results(folder), whole)
+
+
+def test_a_torn_checkpoint_is_put_aside_and_the_one_before_is_taken(going, whole, capsys):
+    folder = going("torn", steps=12)
+    newest = max((folder / "checkpoints").glob("*.ckpt"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    folder = going("torn")
+    assert restored(folder) == [10]
+    assert "is torn" in capsys.readouterr().out
+    assert_the_same(results(folder), whole)
+
+
+def test_a_run_of_which_nothing_whole_is_left_does_not_begin_anew(
+    going, tmp_path, script, forkserver
+):
+    folder = going("all", steps=12)
+    for file in (folder / "checkpoints").glob("*.ckpt"):
+        file.write_bytes(file.read_bytes()[:-100])
+    trace = (folder / "trace.jsonl").read_bytes()
+    told = {"script": str(script(QUIET + SOURCE)), "arguments": (str(folder),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5), **told)
+    assert Launcher(settings, folder, forkserver).run() == 6
+    assert (folder / "trace.jsonl").read_bytes() == trace
+
+
+def test_another_model_is_not_trained_from_a_checkpoint(going, script, forkserver, capsys):
+    folder = going("model", steps=6)
+    path = script(QUIET + SOURCE.replace("nn.Linear(6, 8)", "nn.Linear(6, 8, bias=False)"))
+    told = {"script": str(path), "arguments": (str(folder),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5), **told)
+    assert Launcher(settings, folder, forkserver).run() == 6
+    assert "the checkpoint is not of this script: it has 6 parameters" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_written_is_no_reason_to_lose_the_run(launch):
+    ran = launch(
+        """
+class Odd(nn.Linear):
+    def get_extra_state(self):
+        return lambda: None
+
+    def set_extra_state(self, state): pass
+
+model = Odd(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+""",
+        steps=3,
+    )
+    assert ran.code == 0
+    assert "the weights cannot be written" in ran.out
+    assert list(ran.folder.glob("weights*")) == []
+    assert [file.stem for file in ran.folder.glob("checkpoints/*.ckpt")] == ["0000000003"]
+
+
+def test_a_run_that_has_made_its_updates_only_comes_to_its_end(going, whole):
+    folder = going("again")
+    shutil.rmtree(folder / "output")
+    assert_the_same(results(going("again")), whole)
+    assert updates(folder) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("policy", ["backup:1", "async", "softsync:3", "ssp:1", "delayed:1"])
+def test_every_rule_goes_on_to_the_step_that_it_was_asked_for(going, policy):
+    going("rule", steps=9, policy=policy)
+    folder = going("rule", policy=policy)
+    assert updates(folder) == list(range(1, STEPS + 1))
+    assert len(restored(folder)) == 1
+
+
+def test_a_run_may_be_resumed_with_another_rule_and_more_steps(going):
+    going("other", steps=6)
+    folder = going("other", steps=12, policy="async")
+    trace = read_trace(folder / "trace.jsonl")
+    assert next(r for r in trace.records if isinstance(r, Restored)).header.policy == "async"
+    assert updates(folder) == list(range(1, 13))

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What processes print, as it is shown and as it is kept: bars of progress are calm."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from selectors import DefaultSelector
+from typing import TextIO
+
+import pytest
+
+from paceline.run.launch.launcher import Launcher
+from paceline.run.launch.output import BAR_S, Output
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+
+LATER = BAR_S / 2
+
+
+class Shown:
+    """A screen that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str, to: TextIO) -> None:
+        """Remember the line without the name of its process."""
+        self.lines.append(text.removeprefix("worker 0  | "))
+
+    def tick(self) -> None:
+        """Nothing moves."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Printing:
+    """A process that prints, and what becomes of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.screen = Shown()
+        self.selector = DefaultSelector()
+        self.output = Output(self.selector, self.screen, folder / "output")
+        self._ends = self.output.pipes("worker 0")
+        self._stream = next(key.data for key in self.selector.get_map().values() if key.data.to)
+        self._log = folder / "output" / "worker-0.log"
+
+    def __call__(self, data: bytes) -> list[str]:
+        """Print it, and return what is shown of it at once."""
+        os.write(self._ends.out, data)
+        self.output.read(self._stream)
+        return self._shown()
+
+    def at(self, now: float) -> list[str]:
+        """What is shown at that time, although nothing is printed."""
+        self.output.tick(now)
+        return self._shown()
+
+    def end(self) -> list[str]:
+        """What is shown when the process ends."""
+        for fd in (self._ends.out, self._ends.err, self._ends.told):
+            os.close(fd)
+        self.output.drain("worker 0")
+        return self._shown()
+
+    def kept(self) -> list[str]:
+        """The lines of its file."""
+        return self._log.read_text().split("\n")[:-1]
+
+    def _shown(self) -> list[str]:
+        lines, self.screen.lines = self.screen.lines, []
+        return lines
+
+
+@pytest.fixture
+def printing(tmp_path: Path) -> Iterator[Callable[[], Printing]]:
+    """Begin to print, in a folder of its own."""
+    made: list[Printing] = []
+
+    def begin() -> Printing:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Printing(folder))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.output.close()
+        one.selector.close()
+
+
+def test_a_bar_of_progress_is_shown_now_and_then_as_it_stands_and_kept_as_it_was(printing):
+    out = printing()
+    assert out(b"\r 1 %") == out(b"\r 2 %") == out(b"\r 3 %") == []
+    assert out.at(LATER) == [" 3 %"]
+    assert out(b"\r 4 %") == out(b"\r 5 %") == []
+    assert out.at(2 * LATER) == []
+    assert out.at(3 * LATER) == [" 5 %"]
+    assert out.at(9 * LATER) == []  # it has not moved
+    assert out(b"\r 6 %\nnext\n") == [" 6 %", "next"]
+    assert out.at(9 * LATER) == []
+    assert out.kept() == [" 1 %", " 2 %", " 3 %", " 4 %", " 5 %", " 6 %", "next"]
+
+
+def test_a_bar_that_was_shown_as_it_ends_is_not_shown_twice(printing):
+    out = printing()
+    out(b"\r100 %")
+    assert out.at(0.0) == ["100 %"]
+    assert out(b"\n") == []
+    assert out(b"100 %\n") == ["100 %"]  # which is another line
+    assert out.kept() == ["100 %", "100 %"]
+
+
+def test_a_bar_whose_lines_end_with_a_carriage_return_is_shown_too(printing):
+    out = printing()
+    assert out(b" 1 %\r") == out(b" 2 %\r") == []
+    assert out.at(0.0) == [" 2 %"]
+    assert out(b" 3 %\r") == []
+    assert out.end() == [" 3 %"]
+    assert out.kept() == [" 1 %", " 2 %", " 3 %"]
+
+
+def test_a_line_that_has_no_end_yet_is_no_bar(printing):
+    out = printing()
+    assert out(b"loading") == out.at(BAR_S) == []
+    assert out(b" ... done\n") == ["loading ... done"]
+    assert out(b"the last one") == []
+    assert out.end() == ["the last one"]
+
+
+def test_a_bar_that_goes_away_leaves_no_empty_line(printing):
+    out = printing()
+    out(b"\r100 %")
+    assert out(b"\r     \r") == []
+    assert out(b"done\n") == ["done"]
+    assert out.kept() == ["100 %", "done"]
+
+
+def test_a_bar_below_another_is_calm_too(printing):
+    """What tqdm writes for two loops, one in the other: down, the bar, and up again."""
+    out = printing()
+    assert out(b"\repoch 0/2\n\rstep 0/9\x1b[A") == ["epoch 0/2"]
+    for step in range(1, 9):
+        assert out(b"\n\rstep %d/9\x1b[A" % step) == []
+    assert out.at(0.0) == ["step 8/9"]
+    assert out(b"\repoch 1/2") == []
+    assert out(b"\n\rstep 0/9\x1b[A") == ["epoch 1/2"]
+    assert out.kept() == ["epoch 0/2", *(f"step {step}/9" for step in range(9)), "epoch 1/2"]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
+def test_where_the_pieces_are_cut_does_not_matter(printing, end):
+    text = b"a\r\n\n\rb\rc\nd\r\re\x1b[A\n\rf\n  \r\ng\rh" + end
+    whole, pieces = printing(), printing()
+    shown = whole(text) + whole.end()
+    assert shown == ["a", "", "c", "f", "", "h"]
+    shown_of_pieces = [line for at in range(len(text)) for line in pieces(text[at : at + 1])]
+    assert shown_of_pieces + pieces.end() == shown
+    assert whole.kept() == pieces.kept() == ["a", "", "b", "c", "d", "e", "f", "", "g", "h"]
+
+
+def test_the_launcher_looks_at_bars(script, tmp_path, forkserver):
+    """The bar is ended by its worker when it was seen."""
+    source = """
+import os, time
+model = nn.Linear(1, 1)
+run = paceline.join()
+model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+optimizer.step()
+os.write(1, b"\\r 50 %")
+while not (OUT / "seen").exists():
+    time.sleep(0.01)
+os.write(1, b"\\r100 %\\n")
+"""
+
+    class Watching(Shown):
+        def line(self, text: str, to: TextIO) -> None:
+            super().line(text, to)
+            if " 50 %" in self.lines:
+                (tmp_path / "seen").touch()
+
+    screen = Watching()
+    settings = Settings(
+        spec=RunSpec(workers=1, steps=1), script=str(script(source)), arguments=(str(tmp_path),)
+    )
+    (tmp_path / "run").mkdir()
+    assert Launcher(settings, tmp_path / "run", forkserver).run(screen) == 0
+    bar = [line for line in screen.lines if line.endswith("%")]
+    assert bar == [" 50 %", "100 %"]

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Processes that die are started again; what is of no use is not tried for ever."""
+
+import os
+
+import pytest
+
+from failures import comings_and_goings, counts, troubled
+from paceline.run.launch import restarts
+from paceline.run.launch.launcher import Launcher
+from paceline.run.launch.restarts import Follower, Tries
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+
+STEPS = 8
+QUIET = "def trouble(run): pass\n"
+
+LIVES = """
+def begin_a_life():
+    life = 1
+    while was_told(f"life-{WORKER}-{life}"):
+        life += 1
+    tell(f"life-{WORKER}-{life}", os.getpid())
+    return life
+
+LIFE = begin_a_life()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def launch_in_vain(script, tmp_path, capsys, forkserver):
+    """Run a script that may leave no trace; return the exit code, and what was said."""
+    (tmp_path / "run").mkdir()
+
+    def run(source, workers=2, restart=True):
+        run_dir = tmp_path / "run"
+        told = {"script": str(script(source)), "arguments": (str(run_dir),), "restart": restart}
+        settings = Settings(spec=RunSpec(workers=workers, steps=STEPS), **told)
+        code = Launcher(settings, run_dir, forkserver).run()
+        return code, capsys.readouterr().err.splitlines()
+
+    return run
+
+
+def words_of(name, err):
+    """What the launcher said of a process, in order."""
+    prefix = f"paceline  | {name} "
+    return [line.removeprefix(prefix) for line in err.splitlines() if line.startswith(prefix)]
+
+
+# ----------------------------------------------------------------------------------------- workers
+
+
+def test_a_worker_that_was_killed_is_started_again_and_catches_up(launch):
+    trouble = """
+def trouble(run):
+    if run.worker == 1 and run.version == 3 and LIFE == 1:
+        strike()
+    elif run.worker == 1 and LIFE == 2:
+        tell("is-back", run.version)
+    elif run.worker == 0 and run.version == 6:
+        wait_for("is-back")
+"""
+    ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True)
+    assert ran.code == 0, ran.err
+    assert ran.err.splitlines() == [
+        "paceline  | worker 1 was killed by SIGKILL; it is started again in 0.01 s (1 of 5)"
+    ]
+    assert comings_and_goings(ran.trace, 1)[0::2][:2] == ["joined", "joined"]
+    assert counts(ran.trace)[0] == counts(ran.trace)[-1] == 2
+    assert ran.kept[1]["version"] == STEPS
+
+
+def test_a_worker_that_failed_once_and_came_to_the_end_is_no_failure(launch):
+    trouble = """
+def trouble(run):
+    if run.worker == 1 and run.version == 3 and LIFE == 1:
+        raise ValueError("out of luck")
+    elif run.worker == 1 and LIFE == 2:
+        tell("is-back")
+    elif run.worker == 0 and run.version == 6:
+        wait_for("is-back")
+"""
+    ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True)
+    assert ran.code == 0, ran.err
+    assert words_of("worker 1", ran.err) == [
+        "failed with exit code 1; it is started again in 0.01 s (1 of 5)"
+    ]
+    assert ran.err.count("worker 1  | ValueError: out of luck") == 1
+    assert ran.kept.keys() == {0, 1}
+
+
+def test_after_five_starts_in_a_row_that_brought_nothing_a_worker_is_left(launch):
+    trouble = """
+if WORKER == 1:
+    raise ValueError("out of luck")
+
+def trouble(run):
+    if run.version == 3:
+        pid = int(wait_for("life-1-6"))
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        time.sleep(0.2)  # the launcher is just being told
+"""
+    ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True, policy="backup:1")
+    assert ran.code == 1
+    assert ran.err.count("ValueError: out of luck") == 1  # its traceback is told once
+    same = "failed in the same way as before"
+    assert words_of("worker 1", ran.err) == [
+        "failed with exit code 1; it is started again in 0.01 s (1 of 5)",
+        f"{same}; it is started again in 0.02 s (2 of 5)",
+        f"{same}; it is started again in 0.04 s (3 of 5)",
+        f"{same}; it is started again in 0.08 s (4 of 5)",
+        f"{same}; it is started again in 0.16 s (5 of 5)",
+        f"is not started again: it {same}, and 5 starts in a row have brought nothing",
+    ]
+    assert counts(ran.trace) == [1] * STEPS
+
+
+def test_a_worker_that_gets_on_is_started_again_however_often(launch):
+    trouble = """
+def trouble(run):
+    if run.worker == 1 and LIFE <= 3 and run.last is not None:
+        wait_until(lambda: in_the_trace(type="gradient", worker=1, version=run.last.version))
+        strike()
+    elif run.worker == 1 and LIFE == 4:
+        tell("is-back")
+    elif run.worker == 0:
+        wait_for("is-back")
+"""
+    ran = launch(troubled(LIVES + trouble), steps=40, restart=True, policy="async")
+    assert ran.code == 0, ran.err
+    first = "was killed by SIGKILL; it is started again in 0.01 s (1 of 5)"
+    assert words_of("worker 1", ran.err) == [first] * 3
+
+
+def test_nobody_waits_for_a_worker_that_is_not_started_again(launch):
+    """The run has not begun, and under sync it would wait for everybody."""
+    trouble = "if WORKER == 1:\n    os._exit(3)\n"
+    ran = launch(troubled(trouble + QUIET), steps=STEPS)
+    assert ran.code == 1
+    assert words_of("worker 1", ran.err) == ["failed with exit code 3"]
+    assert counts(ran.trace) == [1] * STEPS
+    assert ran.kept.keys() == {0}
+
+
+def test_a_worker_that_fails_when_the_run_is_over_is_not_started_again(launch):
+    source = """
+if run.worker == 1:
+    wait_until(lambda: in_the_trace(type="update", update=8))
+    wait_for("seen")
+    raise ValueError("out of luck")
+"""
+    # The launcher looks at the trace a few times a second; so does this, and later.
+    rest = """
+if run.worker == 0:
+    wait_until(lambda: in_the_trace(type="update", update=8))
+    time.sleep(0.5)
+    tell("seen")
+    wait_until(lambda: in_the_trace(type="left", worker=1))
+"""
+    ran = launch(troubled(QUIET) + source + rest, steps=STEPS, restart=True)
+    assert ran.code == 1
+    assert words_of("worker 1", ran.err) == ["failed with exit code 1"]
+    assert ran.kept.keys() == {0, 1}
+
+
+# ----------------------------------------------------------------- failures that are no accident
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("error", "code"), [("ValueError", 1), ("paceline.SpecError", 2)])
+def test_a_script_that_fails_in_all_workers_alike_ends_the_run_at_once(
+    launch, workers, error, code, monkeypatch
+):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)  # nobody waits for this
+    trouble = f"""
+def trouble(run):
+    raise {error}("out of luck")
+"""
+    ran = launch(troubled(trouble), workers=workers, steps=STEPS, restart=True)
+    assert ran.code == code
+    assert ran.err.count(": out of luck") == 1
+    why = (
+        "the only worker is gone, so the run ends"
+        if workers == 1
+        else "all workers have failed in the same way, so the run ends"
+    )
+    assert ran.err.splitlines().count(f"paceline  | {why}") == 1
+    first = next(line for line in ran.err.splitlines() if "out of luck" in line)[:8]
+    alike = [line for line in ran.err.splitlines() if f"in the same way as {first}" in line]
+    assert len(alike) == workers - 1
+    assert counts(ran.trace) == []
+
+
+def test_a_script_that_fails_in_the_server_ends_the_run_and_nobody_is_started(launch_in_vain):
+    trouble = """
+if ROLE == "server":
+    raise ValueError("out of luck")
+"""
+    code, err = launch_in_vain(troubled(trouble + QUIET))
+    assert code == 1
+    assert sum("ValueError: out of luck" in line for line in err) == 1
+    assert "paceline  | server failed with exit code 1" in err
+    assert not any("started again" in line for line in err)
+
+
+# ------------------------------------------------------------------------------------- the server
+
+
+def test_a_server_that_was_killed_is_started_again_and_the_run_comes_to_its_end(launch):
+    trouble = """
+def trouble(run):
+    if run.worker == 0 and run.version == 3 and not was_told("server-struck"):
+        tell("server-struck")
+        os.kill(server_pid(), signal.SIGKILL)
+"""
+    ran = launch(troubled(trouble), steps=STEPS, restart=True)
+    assert ran.code == 0, ran.err
+    assert words_of("server", ran.err) == [
+        "was killed by SIGKILL; it is started again in 0.01 s (1 of 5)"
+    ]
+    assert {kept["version"] for kept in ran.kept.values()} == {STEPS}
+    assert list(ran.trace.updates())[-1].update == STEPS
+
+
+def test_a_server_that_is_killed_again_and_again_ends_the_run(launch_in_vain):
+    trouble = """
+if ROLE == "server":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    code, err = launch_in_vain(troubled(trouble + QUIET))
+    assert code == 1
+    words = words_of("server", "\n".join(err))
+    assert len(words) == 6
+    assert words[-1] == (
+        "is not started again: it was killed by SIGKILL, and 5 starts in a row have brought nothing"
+    )
+
+
+# ---------------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("who", ["worker", "server"])
+def test_an_interrupt_ends_a_run_that_waits_for_a_start(launch_in_vain, monkeypatch, who):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)  # nobody waits for this
+    victim = "int(wait_for('pid-1'))" if who == "worker" else "server_pid()"
+    trouble = f"""
+tell(f"pid-{{WORKER}}", os.getpid())
+
+def trouble(run):
+    if run.worker == 0 and run.version == 3:
+        pid = {victim}
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{{pid}}").exists())
+        time.sleep(0.2)  # the launcher is just being told
+        os.kill({os.getpid()}, signal.SIGINT)
+"""
+    code, err = launch_in_vain(troubled(trouble))
+    assert code == 130
+    assert err.count("paceline  | stopping; once more to stop at once") == 1
+    assert sum("it is started again in 30 s (1 of 5)" in line for line in err) >= 1
+
+
+# ------------------------------------------------------------------------ the parts, by themselves
+
+
+def test_pauses_double_up_to_a_limit_and_progress_begins_anew(monkeypatch):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 4.0)
+    tries = Tries()
+    assert [tries.next_pause(0) for _ in range(3)] == [4.0, 8.0, 16.0]
+    assert [tries.next_pause(7) for _ in range(6)] == [4.0, 8.0, 16.0, 30.0, 30.0, None]
+    assert tries.next_pause(7) is None
+    assert tries.next_pause(8) == 4.0
+
+
+def test_a_trace_is_followed_line_by_line_and_from_now_on(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"type":"ended","t":1,"version":3}\n')
+    follower = Follower(path, steps=9)
+    follower.look()
+    assert not follower.is_over  # that was an earlier run
+    with path.open("a") as file:
+        file.write('{"type":"gradient","worker":1,"fate":"accepted","t":1.0}\n{"type":"grad')
+        file.flush()
+        follower.look()
+        assert follower.accepted == {1: 1}
+        file.write('ient","worker":1,"fate":"late"}\nnot a line\n{"type":"update","update":9}\n')
+    follower.look()
+    assert follower.accepted == {1: 1}
+    assert (follower.version, follower.is_over) == (9, True)
+    with path.open("a") as file:
+        file.write('{"type":"restored","version":4}\n{"type":"update","update":5}\n')
+    follower.look()
+    assert (follower.version, follower.is_over) == (9, False)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Disks that are full, for reading only, or not there: nothing is ever half-written."""
+
+import os
+
+import pytest
+import torch
+import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+from torch import nn
+
+from disk import small_disk
+from paceline.run.server.checkpoint import Archive, Saved, Snapshot
+from paceline.run.server.weights import write_weights
+from paceline.run.settings import Settings
+from paceline.run.tensors.layout import gather
+from paceline.run.tensors.shard import Shard
+from paceline.spec import RunSpec
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def megabyte(version):
+    """A checkpoint of a little less than that."""
+    shard = {"weights": torch.full((225_000,), float(version))}
+    return Saved(version, 1, [], None, shard, {})
+
+
+def write(archive, one):
+    archive.save(Snapshot.of(one), one.places)
+    archive.wait()
+
+
+def newest(archive):
+    found = archive.load()
+    weights = found.shard["weights"]
+    assert torch.equal(weights, torch.full((225_000,), float(found.version)))
+    return found.version
+
+
+# -------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_full_disk_leaves_the_one_before_and_says_so(tmp_path, said):
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        archive = Archive(disk.path / "checkpoints", said.append)
+        for version in (1, 2, 3):
+            write(archive, megabyte(version))
+        assert said == [
+            "the checkpoint of version 3 cannot be written: No space left on device; that of "
+            "version 2 stays"
+        ]
+        folder = disk.path / "checkpoints"
+        assert names(folder) == ["0000000001.ckpt", "0000000002.ckpt"]
+        assert newest(archive) == 2
+        disk.remount("size=4m")  # there is room again
+        write(archive, megabyte(4))
+        assert names(folder) == ["0000000002.ckpt", "0000000004.ckpt"]
+        assert newest(archive) == 4
+        assert len(said) == 1
+
+
+def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(tmp_path, said):
+    with small_disk(tmp_path / "disk", "512k") as disk:
+        archive = Archive(disk.path / "checkpoints", said.append)
+        write(archive, megabyte(1))
+        assert said[0].endswith("No space left on device; there is none before it")
+        assert names(disk.path / "checkpoints") == []
+        assert archive.load() is None
+
+
+def test_what_a_killed_server_left_makes_room_for_the_next(tmp_path, said):
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        folder = disk.path / "checkpoints"
+        folder.mkdir()
+        (folder / "0000000001.partial").write_bytes(bytes(1_900_000))
+        archive = Archive(folder, said.append)
+        write(archive, megabyte(2))
+        assert (names(folder), said) == (["0000000002.ckpt"], [])
+
+
+def test_a_disk_for_reading_only_is_told(tmp_path, said):
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        archive = Archive(disk.path / "checkpoints", said.append)
+        write(archive, megabyte(1))
+        disk.remount("ro")
+        write(archive, megabyte(2))
+        assert said == [
+            "the checkpoint of version 2 cannot be written: Read-only file system; that of "
+            "version 1 stays"
+        ]
+        assert newest(archive) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path, said):
+    (tmp_path / "checkpoints").write_text("a file")
+    for folder, why in (
+        (tmp_path / "checkpoints", "File exists"),
+        (tmp_path / "gone" / "checkpoints", "No such file or directory"),
+    ):
+        write(Archive(folder, said.append), megabyte(3))
+        assert said.pop() == (
+            f"the checkpoint of version 3 cannot be written: {why}; there is none before it"
+        )
+
+
+def test_a_disk_that_is_full_again_and_again_leaves_what_there_was_each_time(tmp_path, said):
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        archive = Archive(disk.path / "checkpoints", said.append)
+        for version in (1, 2, 2, 3):
+            write(archive, megabyte(version))
+        why = "cannot be written: No space left on device; that of version 1 stays"
+        assert said == [f"the checkpoint of version {version} {why}" for version in (2, 2, 3)]
+        assert names(disk.path / "checkpoints") == ["0000000001.ckpt"]
+        assert newest(archive) == 1
+
+
+def test_of_a_version_that_cannot_be_written_again_what_was_written_before_stays(tmp_path, said):
+    """It is the last one, with the places of workers at the end of the run."""
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        archive = Archive(disk.path / "checkpoints", said.append)
+        for version in (1, 2, 2):
+            write(archive, megabyte(version))
+        assert said == [
+            "the checkpoint of version 2 cannot be written: No space left on device; that of "
+            "version 2 stays"
+        ]
+        assert newest(archive) == 2
+
+
+def test_an_old_one_that_cannot_be_removed_is_told_of_and_the_new_one_is_written(tmp_path, said):
+    folder = tmp_path / "checkpoints"
+    archive = Archive(folder, said.append)
+    stubborn = [folder / "0000000001.ckpt", folder / "0000000009.partial"]
+    for path in stubborn:  # as a file is where only its owner may remove it
+        path.mkdir(parents=True)
+    for version in (2, 3):
+        write(archive, megabyte(version))
+    assert said == [
+        f"{stubborn[1]} cannot be removed: Is a directory",
+        f"{stubborn[1]} cannot be removed: Is a directory",
+        f"{stubborn[0]} cannot be removed: Is a directory",
+    ]
+    assert names(folder) == [
+        "0000000001.ckpt",
+        "0000000002.ckpt",
+        "0000000003.ckpt",
+        "0000000009.partial",
+    ]
+    assert newest(archive) == 3
+
+
+# ------------------------------------------------------------------------------------------ weights
+
+
+def test_weights_that_find_no_room_leave_those_before_as_they_were(tmp_path):
+    model = nn.Linear(450, 500, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    shard = Shard(gather([model], [optimizer]), [], Settings(spec=RunSpec(workers=1)), 1)
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        write_weights(disk.path, [model], shard)
+        before = (disk.path / "weights.pt").read_bytes()
+        disk.remount("size=1m")
+        with pytest.raises((OSError, RuntimeError)):
+            write_weights(disk.path, [model], shard)
+        assert names(disk.path) == ["weights.pt"]
+        assert (disk.path / "weights.pt").read_bytes() == before
+        disk.remount("size=4m")
+        write_weights(disk.path, [model], shard)
+        assert torch.equal(torch.load(disk.path / "weights.pt")["weight"], model.weight)
+    for fd in (shard.constants_fd, *(place.fd for place in shard._places)):
+        os.close(fd)

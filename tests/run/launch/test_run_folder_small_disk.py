@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A disk that is full and a /dev/shm that is too small, for real: small file systems in memory.
+
+They are mounted in a namespace of their own, so nobody else sees them, and nothing is left of them.
+"""
+
+import os
+import subprocess
+
+import pytest
+
+from paceline.trace.schema import Restored, read_trace
+from paceline.watch.audit import audit
+from sandbox import PACELINE, SCRIPT
+
+PATIENCE_S = 120
+
+
+def may_mount() -> bool:
+    """Whether we may have mounts of our own."""
+    tried = subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True
+    )
+    return tried.returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not may_mount(), reason="mounting needs root")
+
+
+def in_namespace(commands: str) -> subprocess.CompletedProcess[str]:
+    """Run these commands of a shell with mounts of their own."""
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-ec", commands],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script; its model has as many numbers in a layer as it is told."""
+    path = tmp_path / "train.py"
+    source = SCRIPT.replace("16", "int(__import__('sys').argv[1])").replace("lr=0.05", "lr=1e-6")
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def test_a_run_needs_no_dev_shm(script, tmp_path):
+    run = f"{PACELINE} run -w 3 -p backup:1 --steps 10 --run-dir {tmp_path}/run {script} 100000"
+    ran = in_namespace(f"mount -t tmpfs -o size=64k none /dev/shm\n{run}\ndf -k /dev/shm")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "at the end: 10" in ran.stdout
+    assert (tmp_path / "run" / "weights.pt").stat().st_size > 4_000_000  # that is 1.1 million
+
+
+def test_a_full_disk_costs_checkpoints_but_not_the_run_which_goes_on_from_the_last(
+    script, tmp_path
+):
+    """There is room for one checkpoint of 650 kB and not for two."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    new = f"{PACELINE} run -w 2 --steps 40 --checkpoint-every 10 --run-dir {disk}/run"
+    ran = in_namespace(
+        f"""
+        mount -t tmpfs -o size=1m none {disk}
+        {new} {script} 8000
+        ls {disk}/run/checkpoints
+        mount -o remount,size=9m {disk}
+        {PACELINE} run --resume {disk}/run --steps 45
+        cp {disk}/run/trace.jsonl {tmp_path}
+        """
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = ran.stdout
+    assert "cannot be written: No space left on device; that of version 10 stays" in said
+    assert "0000000010.ckpt\n" in said
+    assert "partial" not in said
+    assert "at the end: 40" in said
+    assert "at the end: 45" in said
+    trace = read_trace(tmp_path / "trace.jsonl")
+    audit(trace)
+    assert [record.version for record in trace.records if isinstance(record, Restored)] == [10]
+    assert os.listdir(disk) == []

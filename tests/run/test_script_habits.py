@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What scripts are in the habit of doing, and what a launcher is asked to do to them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from failures import TRAINING, troubled
+from paceline.errors import SpecError
+from paceline.run.launch.launcher import Launcher
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+from plain import SETUP
+
+DATA = """
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+train = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=2, shuffle=True)
+valid = DataLoader(TensorDataset(torch.arange(7.0)), batch_size=3)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+run = paceline.join()
+model, optimizer, train, valid = run.prepare(model, optimizer, train, valid)
+
+def evaluate():
+    EVALUATION
+
+seen = []
+for (x,) in train:
+    optimizer.zero_grad()
+    model(x.reshape(-1, 1)).mean().backward()
+    optimizer.step()
+    seen.append(evaluate())
+seen.append(evaluate())
+keep(run, seen=seen)
+"""
+
+EVALUATIONS = {
+    "without gradients": "with torch.no_grad():\n        return [len(x) for (x,) in valid]",
+    "in its mode": (
+        "model.eval()\n    found = [len(x) for (x,) in valid]\n    model.train()\n    return found"
+    ),
+    "in neither": "return [len(x) for (x,) in valid]",
+}
+
+
+@pytest.mark.parametrize("how", EVALUATIONS)
+def test_to_evaluate_on_a_prepared_loader_takes_one_pass(launch, how):
+    ran = launch(DATA.replace("EVALUATION", EVALUATIONS[how]), workers=2, steps=4)
+    assert ran.code == 0, ran.err
+    passes = [found for kept in ran.kept.values() for found in kept["seen"]]
+    if how == "in neither":  # a stream like any other: it ends with a pass of no use, or the run
+        assert {len(found) for found in passes} == {3, 0}
+    else:
+        assert passes == [[3, 3, 1]] * 10
+    if how == "in its mode":
+        assert {gradient.samples for gradient in ran.trace.gradients()} == {2}
+
+
+def test_to_train_in_the_mode_for_evaluation_does_not_end_with_a_pass(launch):
+    source = """
+from torch.utils.data import DataLoader, TensorDataset
+loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=2)
+model = nn.Linear(1, 1).eval()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+run = paceline.join()
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for (x,) in loader:
+    optimizer.zero_grad()
+    model(x.reshape(-1, 1)).mean().backward()
+    optimizer.step()
+"""
+    ran = launch(source, workers=1, steps=13)
+    assert ran.code == 0, ran.err
+    assert {gradient.samples for gradient in ran.trace.gradients()} == {2}
+
+
+LOADED = (
+    SETUP
+    + """
+loader = [torch.ones(2, 4)] * 3
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+run = paceline.join()
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+
+def step(x):
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+"""
+)
+
+
+def test_a_loop_that_begins_again_for_ever_is_told_that_the_run_is_over(launch):
+    source = (
+        LOADED
+        + """
+def cycle(loader):
+    while True:
+        yield from loader
+
+for x in cycle(loader):
+    step(x)
+"""
+    )
+    ran = launch(source, workers=1, steps=4)
+    assert ran.code == 2
+    assert ": the run is over, and so is its data; leave the loop if run.finished" in ran.err
+
+
+def test_a_loop_over_epochs_may_stay(launch):
+    source = (
+        LOADED
+        + """
+for epoch in range(1000):
+    for x in loader:
+        step(x)
+"""
+    )
+    ran = launch(source, workers=2, steps=4)
+    assert ran.code == 0, ran.err
+
+
+def test_numbers_that_a_script_draws_itself_differ_from_worker_to_worker(launch):
+    source = (
+        TRAINING
+        + """
+import random
+import numpy
+random.seed(0)
+numpy.random.seed(0)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+keep(run, drawn=[random.random(), float(numpy.random.rand()), float(torch.rand(()))])
+while not run.finished:
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+"""
+    )
+    first, second = (launch(source, workers=3, steps=1) for _ in range(2))
+    drawn = [first.kept[worker]["drawn"] for worker in range(3)]
+    assert all(len(set(column)) == 3 for column in zip(*drawn, strict=True))
+    assert drawn == [second.kept[worker]["drawn"] for worker in range(3)]
+    assert drawn[0][:2] == [0.8444218515250481, 0.5488135039273248]  # as in a plain script
+
+
+def test_after_the_end_weights_are_the_script_s_to_change_and_load_and_save(launch):
+    source = (
+        TRAINING
+        + """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+torch.save(model, OUT / f"whole-{run.worker}.pt")
+while not run.finished:
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+last = [p.detach().clone() for p in model.parameters()]
+with torch.no_grad():
+    for p in model.parameters():
+        p.mul_(2.0)
+doubled = [p.detach().clone() for p in model.parameters()]
+model.load_state_dict(best)
+loaded = [p.detach().clone() for p in model.parameters()]
+loss_of(0, 0).backward()  # and a gradient does not come into their memory
+again = [p.detach().clone() for p in model.parameters()]
+keep(run, last=last, doubled=doubled, loaded=loaded, again=again, best=list(best.values()))
+"""
+    )
+    ran = launch(source, workers=2, steps=5)
+    assert ran.code == 0, ran.err
+    for kept in ran.kept.values():
+        torch.testing.assert_close(kept["doubled"], [2 * p for p in kept["last"]])
+        torch.testing.assert_close(kept["loaded"], kept["best"])
+        torch.testing.assert_close(kept["again"], kept["best"])
+    torch.testing.assert_close(ran.kept[0]["last"], ran.kept[1]["last"], rtol=0, atol=0)
+
+
+def test_a_model_that_was_saved_whole_is_loaded_without_us(launch, tmp_path):
+    source = """
+model = nn.Sequential(nn.Linear(2, 2))
+run = paceline.join()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = run.prepare(model, optimizer)
+if run.is_first:
+    torch.save(model, OUT / "whole.pt")
+optimizer.step()
+"""
+    ran = launch(source, workers=1, steps=1)
+    assert ran.code == 0, ran.err
+    load = (
+        "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); "
+        "m.load_state_dict(m.state_dict()); print('paceline' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", load, tmp_path / "run-1" / "whole.pt"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("often", "expected"), [("True", 0), ("run.version % 6 == 0", 5), ("run.version == 12", 5)]
+)
+def test_a_scheduler_that_is_stepped_once_an_epoch_is_warned_of_in_time(launch, often, expected):
+    """The first epoch may be the whole run, for its data has no end."""
+    source = (
+        TRAINING
+        + """
+import warnings
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+run = paceline.join()
+model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+warned = []
+while not run.finished:
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    warned += [(run.version, str(warning.message)) for warning in caught]
+    if OFTEN:
+        scheduler.step()
+keep(run, warned=warned)
+"""
+    )
+    ran = launch(source.replace("OFTEN", often), workers=1, steps=12)
+    assert ran.code == 0, ran.err
+    versions = [version for version, _ in ran.kept[0]["warned"]]
+    assert versions[:1] == ([expected] if expected else [])
+    for _, message in ran.kept[0]["warned"]:
+        assert message.startswith("StepLR.step() was not called in 5 steps of the optimizer")
+
+
+# ------------------------------------------------------------------------ how it ends, and as what
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "what"),
+    [
+        ("", 1, "the script has never called run.prepare(), so nothing was trained"),
+        ("def", 1, "SyntaxError: invalid syntax"),
+        (TRAINING + "paceline.join().prepare(model, optimizer)", 1, "no update was made"),
+        (TRAINING + "paceline.join().prepare([model], optimizer)", 2, "one by one, not in lists"),
+        (TRAINING + "paceline.join().prepare(model, optimizer, 'a')", 2, "got str"),
+        (
+            TRAINING + "lb = torch.optim.LBFGS(model.parameters())\npaceline.join().prepare(lb)",
+            2,
+            "LBFGS needs a closure, and on the server there is none",
+        ),
+    ],
+    ids=["never", "syntax", "no update", "lists", "text", "closure"],
+)
+def test_a_script_that_trains_nothing_is_a_failure(script, capsys, forkserver, source, code, what):
+    path = script(source)
+    run_dir = path.parent / "run"
+    run_dir.mkdir()
+    told = {"script": str(path), "arguments": (str(run_dir),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=3), **told)
+    assert Launcher(settings, run_dir, forkserver).run() == code
+    err = capsys.readouterr().err
+    assert what in err
+    assert "runpy" not in err
+
+
+def test_without_worker_0_what_is_done_once_is_not_done(launch):
+    trouble = """
+def trouble(run):
+    if run.worker == 0 and run.version == 2:
+        strike()
+"""
+    ran = launch(troubled(trouble), workers=2, steps=5)
+    assert ran.code == 1
+    assert "worker 0 was lost: what the script does once, if run.is_first, is not done" in ran.err
+
+
+def test_a_worker_whose_gradients_are_never_finite_is_named_once(launch):
+    source = (
+        TRAINING
+        + """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    optimizer.zero_grad()
+    (loss_of(run.worker, run.version) * (float("nan") if run.worker == 1 else 1.0)).backward()
+    optimizer.step()
+"""
+    )
+    ran = launch(source, workers=2, steps=6)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("refused a gradient of worker 1 with a NaN or an infinity in it") == 1
+
+
+def test_a_delay_of_a_worker_that_is_not_there_is_refused():
+    with pytest.raises(SpecError, match="speaks of worker 9; the workers are 0 to 1"):
+        Settings(spec=RunSpec(workers=2), slow="10ms; worker 9 x2")
+
+
+def test_processes_are_told_apart_by_their_names(launch):
+    source = (
+        TRAINING
+        + """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+while not run.finished:
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+keep(run, name=open("/proc/self/comm").read())
+"""
+    )
+    ran = launch(source, workers=2, steps=1)
+    assert {w: kept["name"] for w, kept in ran.kept.items()} == {
+        0: "paceline-w0\n",
+        1: "paceline-w1\n",
+    }

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A stream that goes on from a bookmark gives what would have followed, in a new process or not."""
+
+from itertools import chain, islice
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import SubsetRandomSampler as Subset
+
+from message_examples import unhurried
+from paceline.core.events import Fate
+from paceline.run.worker.data import Batches, BatchStream
+from paceline.run.worker.position import Bookmark, Generators, PositionTracker
+from paceline.run.worker.sampler import own_stream
+
+SIZE = 11
+FATES = [Fate.ACCEPTED, Fate.ACCEPTED, Fate.LATE, Fate.STALE, Fate.NON_FINITE]
+
+
+class Numbers(Dataset):
+    """Tells of each sample that is loaded, and draws a random number for it."""
+
+    def __init__(self, calls=None):
+        self.calls = calls if calls is not None else []
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        self.calls.append(index)
+        return torch.tensor([index, torch.rand(()).item()])
+
+
+class Endlessly(IterableDataset):
+    def __init__(self, calls=None):
+        self.numbers = Numbers(calls)
+
+    def __iter__(self):
+        return (self.numbers[i] for i in range(SIZE))
+
+
+OWN = {
+    "shuffled": lambda calls=None: DataLoader(Numbers(calls), 3, shuffle=True),
+    "in order": lambda calls=None: DataLoader(Numbers(calls), 4),
+    "without the rest": lambda calls=None: DataLoader(Numbers(calls), 2, True, drop_last=True),
+}
+OTHERS = {
+    "distributed": lambda calls=None: DataLoader(
+        Numbers(calls), 2, sampler=DistributedSampler(range(SIZE), 2, 0, seed=3)
+    ),
+    "batches": lambda calls=None: DataLoader(Numbers(calls), batch_sampler=[[0, 1], [5], [2, 3]]),
+    "iterable": lambda calls=None: DataLoader(Endlessly(calls), 2),
+    "a list": lambda calls=None: [torch.tensor([[i, 0.0]]) for i in range(5)],
+}
+SEEDED = {  # it goes on with its generator in the next loop, which nobody can go back in
+    "seeded": lambda calls=None: DataLoader(
+        Numbers(calls), 2, sampler=Subset(range(SIZE), torch.Generator().manual_seed(3))
+    ),
+}
+LOADERS = {**OWN, **OTHERS, **SEEDED}
+
+
+class Script:
+    """What a worker's script does with one stream and one optimizer."""
+
+    def __init__(self, loader, requeue=True):
+        self.batches = Batches(1)
+        own = own_stream(loader, seed=5, worker=1, workers=3)
+        self.stream = BatchStream(loader, own, 0, self.batches, lambda: False, requeue)
+        self.loop = None
+        self.generators = Generators()
+
+    def next(self):
+        if self.loop is None:
+            self.loop = iter(self.stream)
+        return next(self.loop).tolist()
+
+    def step(self, fate):
+        """Compute on what was handed out last, push, hear the fate, and be asked for a place."""
+        self.batches.touch(0)
+        self.batches.settle(0, fate)
+        self.generators.look()
+
+    def leave_the_loop(self):
+        self.loop = None
+
+    def train(self, fates):
+        """What is handed out, step by step; None: the script leaves its loop."""
+        found = []
+        for fate in fates:
+            if fate is None:
+                self.leave_the_loop()
+                continue
+            found.append(self.next())
+            self.step(fate)
+        return found
+
+    def follow(self, other):
+        """Go on where that one is, and draw the numbers that it would draw."""
+        self.stream.go_to(other.stream.bookmark(), other.generators.remembered().restore)
+        return self
+
+
+def samples(found):
+    return [int(number) for batch in found for number, _ in batch]
+
+
+# ------------------------------------------------------------------------------- in a new process
+
+
+def cut(kind, parts, requeue=True):
+    """What a run sees in all its parts, each of which is in a process of its own."""
+    torch.manual_seed(0)
+    script = Script(LOADERS[kind](), requeue)
+    found = script.train(parts[0])
+    for fates in parts[1:]:
+        torch.rand(3)  # a script begins with something else
+        script = Script(LOADERS[kind](), requeue).follow(script)
+        found += script.train(fates)
+    return found
+
+
+def parts_of(fates):
+    return st.lists(st.lists(fates, min_size=1, max_size=9), min_size=2, max_size=4)
+
+
+@settings(unhurried, max_examples=50)
+@given(st.sampled_from([*LOADERS]), parts_of(st.sampled_from(FATES)), st.booleans())
+def test_a_run_that_is_cut_anywhere_sees_what_it_would_have_seen(kind, parts, requeue):
+    """Whatever became of the gradients: what was to come again comes first."""
+    whole = cut(kind, [[*chain(*parts)]], requeue)
+    assert samples(cut(kind, parts, requeue)) == samples(whole)
+
+
+@settings(unhurried, max_examples=50)
+@given(st.sampled_from([*LOADERS]), parts_of(st.sampled_from([Fate.ACCEPTED, Fate.NON_FINITE])))
+def test_the_random_numbers_in_the_batches_are_those_that_it_would_have_seen(kind, parts):
+    """But where a batch comes again it is loaded again, and numbers are drawn for that."""
+    assert cut(kind, parts) == cut(kind, [[*chain(*parts)]])
+
+
+@settings(unhurried, max_examples=30)
+@given(st.data())
+def test_a_script_may_leave_its_loop_and_begin_another(data):
+    kind = data.draw(st.sampled_from([*OWN, *OTHERS]))
+    # Elsewhere than in our own order, what was dropped in one loop cannot be found in the next.
+    last = [None] if kind in OWN else [Fate.ACCEPTED, None]
+    loops = data.draw(st.lists(parts_of(st.sampled_from(FATES)), min_size=2, max_size=3))
+    parts = [[]]
+    for number, loop in enumerate(loops):
+        parts[-1] += [*(last if number else []), *loop[0]]
+        parts += loop[1:]
+    whole = cut(kind, [[*chain(*parts)]])
+    assert samples(cut(kind, parts)) == samples(whole)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_was_accepted_is_every_batch_once_in_its_turn(kind):
+    plain = Script(LOADERS[kind]()).train([Fate.ACCEPTED] * 12)
+    script, accepted = Script(LOADERS[kind]()), []
+    for fate in [Fate.LATE, Fate.ACCEPTED, Fate.LATE, Fate.LATE, Fate.ACCEPTED] * 6:
+        [batch] = script.train([fate])
+        accepted += [batch] if fate is Fate.ACCEPTED else []
+        script = Script(LOADERS[kind]()).follow(script)
+    assert samples(accepted) == samples(plain)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_was_fetched_before_it_is_needed_comes_again(kind):
+    script = Script(LOADERS[kind]())
+    script.train([Fate.ACCEPTED] * 2)
+    script.next()
+    script.batches.touch(0)
+    ahead = script.next()
+    script.batches.settle(0, Fate.LATE)
+    bookmark = script.stream.bookmark()
+    assert bookmark == Bookmark(0, 4, ((0, 2), (0, 3)))
+    plain = Script(LOADERS[kind]()).train([Fate.ACCEPTED] * 6)
+    follower = Script(LOADERS[kind]()).follow(script)
+    found = follower.train([Fate.ACCEPTED] * 4)
+    assert samples(found) == samples(plain[2:])
+    assert samples([ahead]) == samples([found[1]])
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_waits_for_its_step_comes_again(kind):
+    """Gradients are accumulated over three batches, and the server is lost before the step."""
+    script = Script(LOADERS[kind]())
+    plain = script.train([Fate.ACCEPTED, Fate.LATE])
+    waiting = []
+    for _ in range(3):
+        waiting.append(script.next())
+        script.batches.touch(0)
+    assert script.stream.bookmark() == Bookmark(0, 4, ((0, 1), (0, 2), (0, 3)))
+    follower = Script(LOADERS[kind]()).follow(script)
+    assert samples(follower.train([Fate.ACCEPTED] * 3)) == samples(waiting)
+    assert samples(waiting[:1]) == samples(plain[1:])
+
+
+def test_what_was_to_come_again_is_not_lost_when_the_loop_is_left():
+    script = Script(OWN["shuffled"]())
+    script.stream.go_to(Bookmark(2, 7, ((0, 1), (2, 3), (1, 4))), lambda: None)
+    first = script.train([Fate.ACCEPTED, None])
+    assert script.stream.bookmark() == Bookmark(2, 7, ((2, 3), (1, 4)))
+    again = script.train([Fate.LATE])
+    assert script.stream.bookmark() == Bookmark(3, 0, ((2, 3), (1, 4)))
+    order = own_stream(OWN["shuffled"](), 5, 1, 3).batch_sampler.sampler
+    batches = {loop: [*islice(order.in_loop(loop), 40)] for loop in (0, 1, 2)}
+    found = samples([*first, *again, *script.train([Fate.ACCEPTED] * 2)])
+    assert found == [*batches[0][3:6], *batches[2][9:12], *batches[2][9:12], *batches[1][12:15]]
+    assert script.stream.bookmark() == Bookmark(3, 0)
+
+
+def test_an_evaluation_is_no_part_of_it():
+    script = Script(OWN["shuffled"]())
+    script.train([Fate.ACCEPTED] * 2 + [Fate.LATE])
+    before = script.stream.bookmark()
+    with torch.no_grad():
+        assert len(list(script.stream)) == 4
+        assert script.stream.bookmark() == before
+    expected = samples(Script(OWN["shuffled"]()).train([Fate.ACCEPTED] * 5)[2:])
+    assert samples(script.train([Fate.ACCEPTED] * 3)) == expected
+
+
+def test_a_place_far_away_is_found_without_loading_what_lies_before_it():
+    for kind, make in OWN.items():
+        calls = []
+        script = Script(make(calls))
+        script.stream.go_to(Bookmark(3, 1000, ((1, 500),)), lambda: None)
+        found = script.train([Fate.ACCEPTED] * 2)
+        assert len(calls) == len(samples(found)), kind
+
+
+def test_the_processes_of_a_loader_that_are_ahead_do_not_count():
+    def make():
+        return DataLoader(Numbers(), 2, shuffle=True, num_workers=1, prefetch_factor=4)
+
+    whole = samples(Script(make()).train([Fate.ACCEPTED] * 6))
+    script = Script(make())
+    found = samples(script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED]))
+    assert script.stream.bookmark() == Bookmark(0, 2)
+    follower = Script(make()).follow(script)
+    found += samples(follower.train([Fate.ACCEPTED] * 2))
+    assert found == [*whole[:4], *whole[2:8]]
+    for one in (script, follower):  # so that those processes end here
+        one.leave_the_loop()
+
+
+# --------------------------------------------------------------------------------- while it lives
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_living_stream_with_an_order_of_its_own_goes_back(kind):
+    torch.manual_seed(0)
+    script = Script(OWN[kind]())
+    script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED])
+    bookmark, remembered = script.stream.bookmark(), script.generators.remembered()
+    expected = script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE])
+    assert script.stream.can_go_back
+    script.stream.go_to(bookmark, remembered.restore)  # its server has come back
+    assert script.stream.bookmark() == bookmark
+    assert script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE]) == expected
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_living_stream_goes_back_into_a_loop_that_was_left(kind):
+    script = Script(OWN[kind]())
+    script.train([Fate.ACCEPTED] * 2)
+    bookmark = script.stream.bookmark()
+    rest = [Fate.ACCEPTED, None, Fate.ACCEPTED, Fate.LATE]
+    expected = samples(script.train(rest))
+    script.stream.go_to(bookmark, lambda: None)
+    assert samples(script.train(rest)) == expected
+
+
+@pytest.mark.parametrize("kind", {**OTHERS, **SEEDED})
+def test_a_living_stream_without_one_goes_on(kind):
+    calls = []
+    fates = [Fate.ACCEPTED, Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.ACCEPTED]
+    expected = samples(Script(LOADERS[kind]()).train(fates))
+    script = Script(LOADERS[kind]())
+    found = samples(script.train(fates[:3]))
+    assert not script.stream.can_go_back
+    script.stream.go_to(Bookmark(0, 1), lambda: calls.append("then"))
+    assert found + samples(script.train(fates[3:])) == expected
+    assert calls == []
+
+
+# --------------------------------------------------------------------------------- when it is done
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind != "a list"])
+@pytest.mark.parametrize("bookmark", [Bookmark(0, 0), Bookmark(0, 2), Bookmark(0, 2, ((0, 1),))])
+def test_what_is_to_be_done_is_done_just_before_the_first_batch_is_loaded(kind, bookmark):
+    calls = []
+    script = Script(LOADERS[kind](calls))
+    script.stream.go_to(bookmark, lambda: calls.append("then"))
+    assert calls == []
+    first = samples([script.next()])
+    second = samples([script.next()])
+    skipped = calls.index("then")
+    assert calls.count("then") == 1
+    if kind in OWN:
+        assert skipped == 0
+        assert calls[1:] == first + second
+    elif bookmark.again:
+        assert calls[skipped + 1 :] == second
+    else:
+        assert calls[skipped + 1 :] == first + second
+
+
+def test_of_two_streams_each_goes_on_with_the_numbers_that_it_would_have_drawn():
+    def make():
+        scripts = [Script(OWN["shuffled"]()), Script(OWN["in order"]())]
+        return scripts, PositionTracker()
+
+    def train(scripts, steps):
+        found = []
+        for _ in range(steps):
+            found.append([script.next() for script in scripts])
+            for script in scripts:
+                script.step(Fate.ACCEPTED)
+        return found
+
+    torch.manual_seed(0)
+    scripts, where = make()
+    for script in scripts:
+        where.add(script.stream)
+    train(scripts, 3)
+    where.note()
+    told = where.tell()
+    expected = train(scripts, 3)
+    torch.manual_seed(1)
+    scripts, where = make()
+    where.go_to(told)
+    for script in scripts:
+        where.add(script.stream)
+    torch.rand(5)
+    assert train(scripts, 3) == expected

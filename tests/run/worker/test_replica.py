@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A worker's tensors: copied to and from shared memory or pointed at it, the numbers are the same.
+
+Parameters on another device are copied. Here a replica is told to treat all of them so, in memory
+that stands for the server's.
+"""
+
+import os
+from math import isfinite
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.run.tensors import sums
+from paceline.run.tensors.layout import Layout, gather
+from paceline.run.tensors.region import Region
+from paceline.run.worker.replica import Replica
+
+
+class Scene:
+    """A replica of a small model with its slot and two places, and what it told of gradients."""
+
+    def __init__(self, stage):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 5000), nn.Linear(2, 2)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.common = gather([self.model], [self.optimizer])
+        self.replica = Replica(self.common, [self.model], stage=stage)
+        self.layout = Layout.of(self.common.contents)
+        self.slot = self.new_region(self.replica.take_slot)
+        self.places = [
+            self.new_region(lambda region, number=number: self.replica.take_place(number, region))
+            for number in (0, 1)
+        ]
+        self.touched = []
+        self.replica.on_gradients(self.touched.append)
+        for place, factor in zip(self.places, (1.0, 2.0), strict=True):
+            for view, own in zip(place.parameters[0], self.common.parameters[0], strict=True):
+                view.copy_(own.detach() * factor)
+            for view, own in zip(place.buffers, self.common.buffers, strict=True):
+                view.copy_(own + factor)
+
+    def new_region(self, take):
+        region, fd = Region.create(self.replica.place_bytes, "test")
+        try:
+            take(Region(fd, self.replica.place_bytes, writable=True))
+        finally:
+            os.close(fd)
+        return self.layout.view(region)
+
+    def turn(self, place, passes=1, set_to_none=True):
+        """Compute a gradient at this place; return what was collected and what lies in the slot."""
+        self.replica.load(place)
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+        for number in range(passes):
+            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * place + number))
+            self.model[:3](x).square().mean().backward()
+        with torch.no_grad():
+            unused, sq_norm = self.replica.collect(0)
+        gradients = [view.clone() for view in self.slot.parameters[0]]
+        rest = [*self.slot.buffers, *self.slot.counters]
+        return unused, sq_norm, gradients, [tensor.clone() for tensor in rest]
+
+
+TURNS = [(0, 1, True), (1, 1, True), (1, 3, True), (0, 2, False), (0, 1, False)]
+
+
+def test_staged_and_pointed_parameters_give_the_same_numbers():
+    staged, pointed = Scene(stage=True), Scene(stage=False)
+    for turn in TURNS:
+        torch.testing.assert_close(staged.turn(*turn), pointed.turn(*turn))
+        ours = [p.detach() for p in staged.model.parameters()]
+        torch.testing.assert_close(ours, [p.detach() for p in pointed.model.parameters()])
+    assert staged.touched == pointed.touched
+
+
+@pytest.mark.parametrize("stage", [True, False])
+def test_what_is_collected_is_what_a_plain_model_computes(stage):
+    scene, plain = Scene(stage), Scene(stage).model
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.mul_(2.0)
+        for buffer in plain[1].buffers():
+            if buffer.is_floating_point():
+                buffer.add_(2.0)
+    unused, sq_norm, gradients, rest = scene.turn(place=1)
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10))
+    plain[:3](x).square().mean().backward()
+    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in plain.parameters()]
+    torch.testing.assert_close(gradients, grads)
+    torch.testing.assert_close(rest, list(plain.buffers()))
+    assert unused == (6, 7), "the parameters of the last layer"
+    assert sq_norm == pytest.approx(sum(g.square().sum().item() for g in grads), rel=1e-4)
+
+
+def test_staged_parameters_stay_where_they_are_and_pointed_ones_do_not():
+    for stage in (True, False):
+        scene = Scene(stage)
+        before = [p.data_ptr() for p in scene.model.parameters()]
+        scene.replica.load(0)
+        stayed = [p.data_ptr() for p in scene.model.parameters()] == before
+        assert stayed == stage
+
+
+def test_a_parameter_that_its_module_changes_by_itself_is_copied():
+    torch.manual_seed(0)
+    model = nn.Embedding(3, 2, max_norm=0.1)
+    common = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    replica = Replica(common, [model])
+    region, fd = Region.create(replica.place_bytes, "test")
+    os.close(fd)
+    replica.take_place(0, region)
+    own = model.weight.data_ptr()
+    replica.load(0)
+    assert model.weight.data_ptr() == own
+    model(torch.tensor([0]))
+
+
+def test_a_gradient_that_is_not_finite_is_told_from_one_that_is_merely_huge():
+    scene = Scene(stage=False)
+    scene.replica.load(0)
+    for value, is_finite in ((1e30, True), (float("inf"), False), (float("nan"), False)):
+        for p in scene.model.parameters():
+            p.grad = torch.full_like(p, value)
+        with torch.no_grad():
+            _, sq_norm = scene.replica.collect(0)
+        assert torch.tensor(sq_norm, dtype=torch.float64).isfinite() == is_finite
+
+
+# ----------------------------------------------------------------------------- what is measured
+
+
+def grow(scene):
+    scene.large.mul_(3.0)
+
+
+def grow_unseen(scene):
+    """As `GradScaler` changes a gradient, and many a script: torch does not count it."""
+    before = scene.large._version
+    scene.large.data.mul_(3.0)
+    assert scene.large._version == before
+
+
+def put_another(scene):
+    scene.model[2].weight.grad = torch.full_like(scene.large, 0.5)
+
+
+def take_it_away(scene):
+    scene.model[2].weight.grad = None
+
+
+class Measured(Scene):
+    """A scene in which the large gradient is looked at after the backward pass."""
+
+    @property
+    def large(self):
+        return self.model[2].weight.grad
+
+    def norms(self, factor, change):
+        """The squared norm as it is collected, and as torch finds it in the slot."""
+        self.replica.load(0)
+        self.optimizer.zero_grad()
+        (self.model[:3](torch.ones(6, 4)).square().mean() * factor).backward()
+        change(self)
+        with torch.no_grad():
+            _, sq_norm = self.replica.collect(0)
+        return sq_norm, float(sum(v.double().square().sum() for v in self.slot.parameters[0]))
+
+
+@pytest.mark.parametrize("stage", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [lambda _: None, grow, grow_unseen, put_another, take_it_away],
+    ids=lambda f: f.__name__,
+)
+def test_the_norm_is_that_of_what_lies_in_the_slot(stage, change):
+    scene = Measured(stage)
+    for factor in (1.0, 2.0):
+        sq_norm, expected = scene.norms(factor, change)
+        assert sq_norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_gradient_that_the_script_has_mended_is_measured_again():
+    scene = Measured(stage=False)
+    with torch.no_grad():
+        scene.places[0].parameters[0][2].fill_(float("inf"))  # so the gradient of it is infinite
+    sq_norm, expected = scene.norms(1.0, lambda _: None)
+    assert not isfinite(sq_norm)
+    del expected
+
+    def mend(scene):
+        for p in scene.model.parameters():
+            if p.grad is not None:
+                p.grad.data.nan_to_num_(nan=2.0, posinf=2.0, neginf=2.0)
+
+    sq_norm, expected = scene.norms(1.0, mend)
+    assert sq_norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_nan_that_came_into_a_buffer_spoils_the_gradient_and_one_that_was_there_does_not():
+    scene = Scene(stage=False)
+    assert isfinite(scene.turn(0)[1])
+    mean = scene.model[1].running_mean
+    scene.replica.load(0)
+    scene.optimizer.zero_grad()
+    scene.model[:3](torch.ones(6, 4)).square().mean().backward()
+    mean[3] = float("nan")
+    with torch.no_grad():
+        assert not isfinite(scene.replica.collect(0)[1])
+    scene.places[0].buffers[0][3] = float("nan")
+    assert isfinite(scene.turn(0)[1])
+    assert scene.slot.buffers[0][3].isnan()
+
+
+def test_an_infinite_buffer_is_the_script_s_own():
+    """Masks of attention have such."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((3,), float("-inf")))
+    scene = Scene.__new__(Scene)
+    scene.model, scene.common = model, gather([model], [torch.optim.SGD(model.parameters(), 0.1)])
+    scene.replica = Replica(scene.common, [model])
+    scene.layout = Layout.of(scene.common.contents)
+    scene.slot = scene.new_region(scene.replica.take_slot)
+    place = scene.new_region(lambda region: scene.replica.take_place(0, region))
+    place.buffers[0].copy_(model.mask)
+    scene.replica.on_gradients(lambda _: None)
+    scene.replica.load(0)
+    model(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        assert isfinite(scene.replica.collect(0)[1])
+
+
+def test_a_first_block_of_zeros_shows_nothing_so_all_is_measured(monkeypatch):
+    monkeypatch.setattr(sums, "BLOCK", 1000)
+    scene = Measured(stage=False)
+
+    scene.replica.load(0)
+    scene.optimizer.zero_grad()
+    (scene.model[2](torch.ones(1, 8))[0, 3000:].sum()).backward()  # nothing before the 24,000th
+    scene.large.data.mul_(3.0)
+    with torch.no_grad():
+        _, sq_norm = scene.replica.collect(0)
+    expected = float(sum(v.double().square().sum() for v in scene.slot.parameters[0]))
+    assert sq_norm == pytest.approx(expected)

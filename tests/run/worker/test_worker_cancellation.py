@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Work that is of no use any more is given up: in a backward pass, and in an injected delay.
+
+Worker 1 is held in the middle of its backward pass until worker 0 has made the update without it.
+"""
+
+from failures import HELPERS, counts, gradients_of, troubled
+from paceline.run.net import messages
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
+from server_harness import serve
+
+STEPS = 8
+ROUNDING_S = 1e-9  # of the difference of two times
+
+HELD = """
+torch.manual_seed(0)
+layers = [nn.Linear(4, 4) for _ in range(4)]
+reached = []
+for number, layer in enumerate(layers):
+    layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: reached.append(number))
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def hold(grad):
+    tell("is-inside")
+    wait_for("update-is-made")
+    time.sleep(0.01)  # long enough for the next look at whether this is still wanted
+
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+first = None
+while not run.finished:
+    optimizer.zero_grad()
+    if run.worker == 0 and run.version == 0:
+        wait_for("is-inside")
+    elif run.worker == 0:
+        tell("update-is-made")
+        wait_for("is-told")
+    x = torch.ones(2, 4)
+    for number, layer in enumerate(layers):
+        x = layer(x)
+        if run.worker == 1 and number == 1 and first is None:
+            x.register_hook(hold)
+    loss = x.square().mean() * (1e9 if run.worker == 1 and first is None else 1)
+    BACKWARD
+    optimizer.step()
+    first = first or (str(run.last.fate), sorted(reached))
+    if run.worker == 1:
+        tell("is-told")
+keep(run, first=first, largest=max(float(p.abs().max()) for p in model.parameters()))
+"""
+
+PACED = HELPERS + HELD.replace("BACKWARD", "run.backward(loss)")
+PLAIN = HELPERS + HELD.replace("BACKWARD", "loss.backward()")
+
+
+def test_a_backward_pass_of_no_use_is_cut_in_the_middle(launch):
+    ran = launch(PACED, workers=2, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    assert gradients_of(ran.trace, 1)[0].fate == "cancelled"
+    assert ran.kept[1]["first"] == ("cancelled", [2, 3])  # layers behind the one that was held
+    assert ran.kept[0]["largest"] < 10
+
+
+def test_a_plain_backward_pass_is_finished_and_nothing_of_it_is_used(launch):
+    ran = launch(PLAIN, workers=2, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    late = gradients_of(ran.trace, 1)[0]
+    assert (late.fate, late.version, late.staleness) == ("late", 0, 1)
+    assert late.sq_norm is None  # nobody even looked at it
+    assert ran.kept[1]["first"] == ("late", [0, 1, 2, 3])
+    assert ran.kept[0]["largest"] < 10
+
+
+def test_where_late_work_is_finished_nobody_is_cut(launch):
+    ran = launch(PACED, workers=2, steps=STEPS, policy="backup:1", late="finish")
+    assert ran.code == 0, ran.err
+    late = gradients_of(ran.trace, 1)[0]
+    assert (late.fate, late.version, late.staleness) == ("late", 0, 1)
+    assert late.sq_norm is not None
+    assert ran.kept[1]["first"] == ("late", [0, 1, 2, 3])
+    assert ran.kept[0]["largest"] < 10
+
+
+def test_an_injected_delay_is_cut_short_when_its_gradient_is_of_no_use(launch):
+    trouble = """
+def trouble(run):
+    if run.worker == 1:
+        tell("has-work")
+    else:
+        wait_for("has-work")
+"""
+    slow = "1ms; worker 1 x10000"
+    ran = launch(troubled(trouble), workers=2, steps=STEPS, policy="backup:1", slow=slow)
+    assert ran.code == 0, ran.err
+    assert counts(ran.trace) == [1] * STEPS
+    assert {update.contributors for update in ran.trace.updates()} == {(0,)}
+    delayed = gradients_of(ran.trace, 1)
+    assert {gradient.fate for gradient in delayed} == {"cancelled"}
+    assert all(gradient.compute_s < 5 for gradient in delayed)  # of the ten that it was to take
+    assert all(gradient.compute_s >= 1e-3 - ROUNDING_S for gradient in gradients_of(ran.trace, 0))
+
+
+def test_an_injected_delay_makes_a_gradient_take_as_long_as_it_says(launch):
+    trouble = "def trouble(run): pass"
+    ran = launch(troubled(trouble), workers=2, steps=4, slow="1ms; worker 1 x50")
+    assert ran.code == 0, ran.err
+    assert all(gradient.compute_s >= 0.05 - ROUNDING_S for gradient in gradients_of(ran.trace, 1))
+
+
+def test_a_scaler_of_gradients_outlives_a_pass_that_was_cut(launch):
+    source = (
+        HELPERS
+        + """
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+fates = []
+while not run.finished:
+    optimizer.zero_grad()
+    loss = model(torch.ones(3, 2)).square().mean()
+    if run.worker == 1 and not fates:
+        tell("has-work")
+        wait_until(lambda: in_the_trace(type="update", update=1))
+        wait_until(lambda: optimizer._pacer._is_useless())
+    elif run.worker == 0 and run.version == 0:
+        wait_for("has-work")
+    elif run.worker == 0 and run.version == 2:
+        wait_for("was-cut")
+    run.backward(scaler.scale(loss))
+    scaler.step(optimizer)
+    scaler.update()
+    fates.append(run.last and str(run.last.fate))
+    if run.worker == 1:
+        tell("was-cut")
+keep(run, fates=fates)
+"""
+    )
+    ran = launch(source, workers=2, steps=STEPS, policy="backup:1")
+    assert ran.code == 0, ran.err
+    assert ran.kept[1]["fates"][0] == "cancelled"
+
+
+def test_work_that_a_stop_has_cancelled_is_not_handed_out(tmp_path):
+    """One worker is two updates ahead when the other brings the last samples that are wanted."""
+
+    def play(scene):
+        ahead, behind = (scene.come().join(worker, scene.contents) for worker in range(2))
+
+        def give(worker, work):
+            worker.say(worker.gradient(work, *worker.at.parameters[0]))
+
+        first = behind.get_work()
+        for _ in range(3):  # its last one waits until update 1 is made
+            give(ahead, ahead.get_work())
+        give(behind, first)
+        for _ in range(2):  # for the updates that are in the making
+            give(behind, behind.get_work())
+        assert isinstance(behind.get_work(), messages.RunEnded)
+        assert isinstance(ahead.hear(), messages.RunEnded)  # neither work nor its cancellation
+
+    settings = Settings(spec=RunSpec(workers=2), samples=2, policy="delayed:2")
+    served = serve(play, tmp_path, settings, alone=True)
+    assert len(list(served.trace.updates())) == 3

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Traces as files: what is written is read again, and a bad file is told by line and reason."""
+
+import os
+import re
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import POLICY_TABLE
+from paceline.core.decider import replay
+from paceline.core.events import Accept, ApplyUpdate, Drop, Fate, Finish
+from paceline.core.policies import parse_policy
+from paceline.errors import TraceError
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.trace.schema import (
+    FORMAT,
+    Ended,
+    Gradient,
+    Header,
+    Joined,
+    Left,
+    Paused,
+    Record,
+    Resumed,
+    Stopped,
+    Timer,
+    Trace,
+    Update,
+    event_of,
+    read_trace,
+    write_trace,
+)
+
+CLUSTERS = {
+    "only times": Cluster.parse("50ms + exp:30ms"),
+    "network": Cluster.parse("50ms + exp:30ms", "model=1MB,bandwidth=50MB,delay=1ms"),
+    "faults": Cluster.parse(
+        "50ms + exp:30ms", faults="kill any every 1s for 300ms; freeze any every 1s for 200ms"
+    ),
+}
+
+HEADER = Header(source="sim", policy="sync", workers=1)
+
+
+def run(policy: str, cluster: str = "only times", **spec: object) -> Trace:
+    return simulate(policy, CLUSTERS[cluster], RunSpec(**{"workers": 3, "steps": 30} | spec))
+
+
+# ---- what is written is read ----
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("policy", POLICY_TABLE)
+def test_a_simulated_trace_is_read_as_it_was_written(
+    policy: str, cluster: str, tmp_path: Path
+) -> None:
+    trace = run(policy, cluster, seed=7)
+    write_trace(trace, tmp_path / "run.jsonl")
+    assert read_trace(tmp_path / "run.jsonl") == trace
+
+
+def test_a_path_may_be_a_string(tmp_path: Path) -> None:
+    trace = run("sync")
+    write_trace(trace, f"{tmp_path}/run.jsonl")
+    assert read_trace(f"{tmp_path}/run.jsonl") == trace
+
+
+def test_a_file_has_a_line_for_the_header_and_one_for_each_record(tmp_path: Path) -> None:
+    trace = run("backup:1")
+    write_trace(trace, tmp_path / "run.jsonl")
+    lines = [msgspec.json.decode(x) for x in (tmp_path / "run.jsonl").read_bytes().splitlines()]
+    assert [line["type"] for line in lines] == [
+        "header",
+        *(type(record).__name__.lower() for record in trace.records),
+    ]
+    assert lines[0]["paceline_trace"] == FORMAT
+
+
+def test_a_header_gives_the_spec_of_the_run() -> None:
+    spec = RunSpec(workers=5, steps=3, min_workers=2, late="finish", seed=11)
+    assert Header.of("run", parse_policy("backup:1"), spec, {}).spec() == spec
+
+
+numbers = st.integers(0, 2**63 - 1)
+times = st.floats(allow_nan=False, allow_infinity=False)
+amounts = st.floats(min_value=0, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+norms = st.none() | amounts
+workers = st.lists(numbers, max_size=4).map(tuple)
+
+headers = st.builds(
+    Header,
+    source=st.sampled_from(["sim", "run"]),
+    policy=texts,
+    workers=numbers,
+    steps=st.none() | numbers,
+    min_workers=numbers,
+    late=st.sampled_from(["cancel", "finish"]),
+    seed=numbers,
+    about=st.dictionaries(texts, texts, max_size=3),
+)
+gradients = st.builds(
+    Gradient,
+    t=times,
+    worker=numbers,
+    turn=numbers,
+    version=numbers,
+    fate=st.sampled_from(Fate),
+    staleness=numbers,
+    asked_at=times,
+    compute_s=amounts,
+    samples=numbers,
+    pulled_bytes=amounts,
+    pushed_bytes=amounts,
+    sq_norm=norms,
+)
+records: st.SearchStrategy[Record] = st.one_of(
+    gradients,
+    st.builds(Joined, times, numbers),
+    st.builds(Left, times, numbers, texts),
+    st.builds(Update, times, numbers, workers, numbers, norms),
+    st.builds(Timer, times, numbers),
+    st.builds(Stopped, times),
+    st.builds(Paused, times, texts),
+    st.builds(Resumed, times),
+    st.builds(Ended, times, numbers, workers, texts),
+)
+
+
+@given(header=headers, record=records)
+def test_any_record_is_read_as_it_was_written(
+    header: Header, record: Record, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any_record.jsonl"
+    write_trace(Trace(header, [record]), path)
+    assert read_trace(path) == Trace(header, [record])
+
+
+# ---- what a trace tells ----
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("policy", POLICY_TABLE)
+def test_the_events_of_a_trace_give_its_decisions_again(
+    policy: str, cluster: str, tmp_path: Path
+) -> None:
+    write_trace(run(policy, cluster, seed=3), tmp_path / "run.jsonl")
+    trace = read_trace(tmp_path / "run.jsonl")
+    told = replay(parse_policy(trace.header.policy), trace.header.spec(), trace.events())
+    actions = [action for each in told for action in each]
+    fates = [
+        Fate.ACCEPTED if isinstance(action, Accept) else action.fate
+        for action in actions
+        if isinstance(action, Accept | Drop)
+    ]
+    updates = [
+        (action.update, tuple(c.worker for c in action.contributions), action.wanted)
+        for action in actions
+        if isinstance(action, ApplyUpdate)
+    ]
+    assert fates == [g.fate for g in trace.gradients()]
+    assert updates == [(u.update, u.contributors, u.wanted) for u in trace.updates()]
+    assert [a.version for a in actions if isinstance(a, Finish)] == [trace.header.steps]
+
+
+def test_decisions_are_no_events() -> None:
+    decisions = [Update(1.0, 1, (0,), 1), Paused(1.0, "so"), Resumed(1.0), Ended(1.0, 1)]
+    assert [event_of(record) for record in decisions] == [None] * 4
+
+
+# ---- bad files ----
+
+GOOD = b"".join(
+    msgspec.json.encode(line) + b"\n"
+    for line in (
+        HEADER,
+        Joined(0.0, 0),
+        Resumed(0.0),
+        Gradient(1.0, 0, 1, 0, Fate.ACCEPTED, 0, 0.0, 1.0),
+        Update(1.0, 1, (0,), 1),
+        Ended(1.0, 1),
+    )
+)
+
+
+def changed(line: int, **fields: object) -> bytes:
+    """The good file with other fields in one of its lines."""
+    lines = GOOD.splitlines(keepends=True)
+    whole = msgspec.json.decode(lines[line - 1]) | fields
+    lines[line - 1] = msgspec.json.encode(whole) + b"\n"
+    return b"".join(lines)
+
+
+def put(line: int, content: bytes) -> bytes:
+    """The good file with something else as one of its lines."""
+    lines = GOOD.splitlines(keepends=True)
+    lines[line - 1] = content + b"\n"
+    return b"".join(lines)
+
+
+BAD_FILES = {
+    "only an empty line": (b"\n", 1, ""),
+    "a text": (b"Dear diary,\n", 1, "malformed"),
+    "binary garbage": (bytes(range(128, 256)) * 8, 1, "malformed"),
+    "a JSON that is no object": (b"[1, 2]\n", 1, "object"),
+    "no header": (GOOD.partition(b"\n")[2], 1, "header"),
+    "a format of the future": (changed(1, paceline_trace=FORMAT + 1), 1, f"format {FORMAT + 1}"),
+    "a format that is no number": (changed(1, paceline_trace="one"), 1, "paceline_trace"),
+    "a format of the future with new fields": (
+        changed(1, paceline_trace=FORMAT + 1, colour="red"),
+        1,
+        f"format {FORMAT + 1}",
+    ),
+    "no format": (put(1, b'{"type":"header","source":"sim","policy":"sync","workers":1}'), 1, ""),
+    "an unknown field in the header": (changed(1, colour="red"), 1, "colour"),
+    "an unknown source": (changed(1, source="dream"), 1, "dream"),
+    "a header twice": (put(2, GOOD.splitlines()[0]), 2, "header"),
+    "a line that is no JSON": (put(3, b"{'type': 'resumed'}"), 3, "malformed"),
+    "an empty line": (put(3, b""), 3, ""),
+    "garbage in the middle": (put(3, b"\x80\xff\x00"), 3, "malformed"),
+    "a string that is not UTF-8": (
+        put(2, b'{"type":"left","t":0,"worker":0,"reason":"\xff"}'),
+        2,
+        "",
+    ),
+    "an unknown record": (changed(5, type="upgrade"), 5, "upgrade"),
+    "a record without its type": (put(3, b'{"t": 0.0}'), 3, "type"),
+    "an unknown field": (changed(4, colour="red"), 4, "colour"),
+    "a missing field": (put(2, b'{"type":"joined","t":0.0}'), 2, "worker"),
+    "a time that is a text": (changed(4, t="soon"), 4, "t"),
+    "a time that is nothing": (changed(4, t=None), 4, "t"),
+    "a worker that is a fraction": (changed(2, worker=0.5), 2, "worker"),
+    "a negative worker": (changed(2, worker=-1), 2, "worker"),
+    "a negative computation time": (changed(4, compute_s=-0.5), 4, "compute_s"),
+    "less than no samples": (changed(4, samples=-1), 4, "samples"),
+    "less than no bytes": (changed(4, pushed_bytes=-1), 4, "pushed_bytes"),
+    "a square below zero": (changed(4, sq_norm=-1.0), 4, "sq_norm"),
+    "an unknown fate": (changed(4, fate="lost"), 4, "lost"),
+    "contributors that are no list": (changed(5, contributors="0"), 5, "contributors"),
+    "lists in lists without end": (put(3, b'{"a":' + b"[" * 100_000), 3, ""),
+    "a last line that is cut short": (GOOD[:-20], 6, "truncated"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FILES)
+def test_a_bad_file_is_told_by_line_and_reason(bad: str, tmp_path: Path) -> None:
+    content, line, reason = BAD_FILES[bad]
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    message = str(caught.value)
+    place, _, why = message.partition(f"{path}:{line}")
+    assert place == ""
+    assert re.match(r"\D", why), message  # not the beginning of a longer number
+    assert why.strip(" :"), message
+    assert reason in why
+    assert "\n" not in message
+
+
+def test_the_good_file_is_good(tmp_path: Path) -> None:
+    """So that what is told of the bad ones is told of what was done to them."""
+    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    assert len(read_trace(tmp_path / "good.jsonl").records) == 5
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.touch()
+    with pytest.raises(TraceError, match=re.escape(f"{path} is empty")):
+        read_trace(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing.jsonl"
+    with pytest.raises(TraceError, match=re.escape(f"{path}: No such file")):
+        read_trace(path)
+
+
+def test_a_directory_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=re.escape(f"{tmp_path}: Is a directory")):
+        read_trace(tmp_path)
+
+
+@given(content=st.binary(max_size=300) | st.binary(max_size=100).map(lambda tail: GOOD + tail))
+def test_whatever_is_in_a_file_it_is_read_or_refused(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "whatever.jsonl"
+    path.write_bytes(content)
+    with suppress(TraceError):
+        read_trace(path)
+
+
+# ---- nothing is left half-written ----
+
+
+@contextmanager
+def full_disk(after_bytes: int) -> Iterator[None]:
+    """No file can become longer, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
+    trace, path = run("sync", steps=200), tmp_path / "run.jsonl"
+    with full_disk(5000), pytest.raises(TraceError, match=re.escape(f"cannot write {path}")):
+        write_trace(trace, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
+    old, path = run("sync", steps=2), tmp_path / "run.jsonl"
+    write_trace(old, path)
+    with full_disk(5000), pytest.raises(TraceError):
+        write_trace(run("sync", steps=200), path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert read_trace(path) == old
+
+
+def test_a_new_trace_replaces_the_old_file(tmp_path: Path) -> None:
+    write_trace(run("sync", steps=9), tmp_path / "run.jsonl")
+    write_trace(run("sync", steps=2), tmp_path / "run.jsonl")
+    assert read_trace(tmp_path / "run.jsonl") == run("sync", steps=2)
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.jsonl"]
+
+
+UNWRITABLE = {
+    "in a directory that is not there": "nowhere/run.jsonl",
+    "in a file": "file/run.jsonl",
+    "a directory": "directory",
+    "the directory itself": ".",
+    "with too long a name": "a" * 300,
+}
+
+
+@pytest.mark.parametrize("where", UNWRITABLE)
+def test_an_unwritable_place_is_refused_and_nothing_is_left(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("directory").mkdir()
+    with pytest.raises(TraceError, match=re.escape(f"cannot write {UNWRITABLE[where]}: ")):
+        write_trace(run("sync"), UNWRITABLE[where])
+    assert sorted(str(path) for path in Path().rglob("*")) == ["directory", "file"]
+
+
+def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        if os.access(tmp_path, os.W_OK):
+            pytest.skip("whoever runs this may write everywhere")
+        with pytest.raises(TraceError, match="cannot write"):
+            write_trace(run("sync"), tmp_path / "run.jsonl")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_what_is_not_a_plain_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """A pipe here; /dev/null and /dev/stdout are such places as well."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with suppress(TraceError):  # to refuse it is just as well
+        write_trace(Trace(HEADER, []), path)
+    os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_device_without_space_is_refused(tmp_path: Path) -> None:
+    """By way of a link, so that what would be replaced is not the device."""
+    path = tmp_path / "run.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(TraceError, match=re.escape(f"cannot write {path}: No space left")):
+        write_trace(run("sync"), path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.is_symlink()
