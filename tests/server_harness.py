@@ -30,7 +30,8 @@ from paceline.run.settings import Settings, parse_every
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 from paceline.spec import RunSpec
-from paceline.trace.schema import Header, Trace, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Header, Trace
 from paceline.watch.audit import audit
 from strangers import Raw
 

@@ -22,7 +22,8 @@ from paceline.errors import InternalError, PacelineError, PeerLost, ProtocolErro
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.trace.schema import Gradient, Trace, Update, read_trace, write_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Gradient, Trace, Update, write_trace
 
 SCRIPT = Path(sys.executable).parent / "paceline"
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from paceline.sim.planner import plan
     from paceline.sim.simulate import simulate
     from paceline.spec import RunSpec
-    from paceline.trace.schema import read_trace, write_trace
+    from paceline.trace.reader import read_trace
+    from paceline.trace.schema import write_trace
     from paceline.watch.summary import summarize
 
 __all__ = [
@@ -82,7 +83,7 @@ _HOMES = {
     "plan": "paceline.sim.planner",
     "simulate": "paceline.sim.simulate",
     "summarize": "paceline.watch.summary",
-    "read_trace": "paceline.trace.schema",
+    "read_trace": "paceline.trace.reader",
     "write_trace": "paceline.trace.schema",
 }
 

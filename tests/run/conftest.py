@@ -21,7 +21,8 @@ from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
-from paceline.trace.schema import Trace, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Trace
 from paceline.watch.audit import audit
 from server_harness import STEPS, Scene, Served, nobody, serve
 

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from paceline.trace.schema import read_trace
+from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
 
 compare = import_module("paceline.cli.compare")  # not the verb, which has its name

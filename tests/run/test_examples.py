@@ -18,7 +18,7 @@ from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
-from paceline.trace.schema import read_trace
+from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
 
 ROOT = Path(__file__).parents[2]

@@ -22,6 +22,7 @@ from paceline.errors import TraceError
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.reader import read_trace
 from paceline.trace.schema import (
     FORMAT,
     Ended,
@@ -37,7 +38,6 @@ from paceline.trace.schema import (
     Trace,
     Update,
     event_of,
-    read_trace,
     write_trace,
 )
 
@@ -176,130 +176,6 @@ def test_the_events_of_a_trace_give_its_decisions_again(
 def test_decisions_are_no_events() -> None:
     decisions = [Update(1.0, 1, (0,), 1), Paused(1.0, "so"), Resumed(1.0), Ended(1.0, 1)]
     assert [event_of(record) for record in decisions] == [None] * 4
-
-
-# ---- bad files ----
-
-GOOD = b"".join(
-    msgspec.json.encode(line) + b"\n"
-    for line in (
-        HEADER,
-        Joined(0.0, 0),
-        Resumed(0.0),
-        Gradient(1.0, 0, 1, 0, Fate.ACCEPTED, 0, 0.0, 1.0),
-        Update(1.0, 1, (0,), 1),
-        Ended(1.0, 1),
-    )
-)
-
-
-def changed(line: int, **fields: object) -> bytes:
-    """The good file with other fields in one of its lines."""
-    lines = GOOD.splitlines(keepends=True)
-    whole = msgspec.json.decode(lines[line - 1]) | fields
-    lines[line - 1] = msgspec.json.encode(whole) + b"\n"
-    return b"".join(lines)
-
-
-def put(line: int, content: bytes) -> bytes:
-    """The good file with something else as one of its lines."""
-    lines = GOOD.splitlines(keepends=True)
-    lines[line - 1] = content + b"\n"
-    return b"".join(lines)
-
-
-BAD_FILES = {
-    "only an empty line": (b"\n", 1, ""),
-    "a text": (b"Dear diary,\n", 1, "malformed"),
-    "binary garbage": (bytes(range(128, 256)) * 8, 1, "malformed"),
-    "a JSON that is no object": (b"[1, 2]\n", 1, "object"),
-    "no header": (GOOD.partition(b"\n")[2], 1, "header"),
-    "a format of the future": (changed(1, paceline_trace=FORMAT + 1), 1, f"format {FORMAT + 1}"),
-    "a format that is no number": (changed(1, paceline_trace="one"), 1, "paceline_trace"),
-    "a format of the future with new fields": (
-        changed(1, paceline_trace=FORMAT + 1, colour="red"),
-        1,
-        f"format {FORMAT + 1}",
-    ),
-    "no format": (put(1, b'{"type":"header","source":"sim","policy":"sync","workers":1}'), 1, ""),
-    "an unknown field in the header": (changed(1, colour="red"), 1, "colour"),
-    "an unknown source": (changed(1, source="dream"), 1, "dream"),
-    "a header twice": (put(2, GOOD.splitlines()[0]), 2, "header"),
-    "a line that is no JSON": (put(3, b"{'type': 'resumed'}"), 3, "malformed"),
-    "an empty line": (put(3, b""), 3, ""),
-    "garbage in the middle": (put(3, b"\x80\xff\x00"), 3, "malformed"),
-    "a string that is not UTF-8": (
-        put(2, b'{"type":"left","t":0,"worker":0,"reason":"\xff"}'),
-        2,
-        "",
-    ),
-    "an unknown record": (changed(5, type="upgrade"), 5, "upgrade"),
-    "a record without its type": (put(3, b'{"t": 0.0}'), 3, "type"),
-    "an unknown field": (changed(4, colour="red"), 4, "colour"),
-    "a missing field": (put(2, b'{"type":"joined","t":0.0}'), 2, "worker"),
-    "a time that is a text": (changed(4, t="soon"), 4, "t"),
-    "a time that is nothing": (changed(4, t=None), 4, "t"),
-    "a worker that is a fraction": (changed(2, worker=0.5), 2, "worker"),
-    "a negative worker": (changed(2, worker=-1), 2, "worker"),
-    "a negative computation time": (changed(4, compute_s=-0.5), 4, "compute_s"),
-    "less than no samples": (changed(4, samples=-1), 4, "samples"),
-    "less than no bytes": (changed(4, pushed_bytes=-1), 4, "pushed_bytes"),
-    "a square below zero": (changed(4, sq_norm=-1.0), 4, "sq_norm"),
-    "an unknown fate": (changed(4, fate="lost"), 4, "lost"),
-    "contributors that are no list": (changed(5, contributors="0"), 5, "contributors"),
-    "lists in lists without end": (put(3, b'{"a":' + b"[" * 100_000), 3, ""),
-    "a last line that is cut short": (GOOD[:-20], 6, "truncated"),
-}
-
-
-@pytest.mark.parametrize("bad", BAD_FILES)
-def test_a_bad_file_is_told_by_line_and_reason(bad: str, tmp_path: Path) -> None:
-    content, line, reason = BAD_FILES[bad]
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(TraceError) as caught:
-        read_trace(path)
-    message = str(caught.value)
-    place, _, why = message.partition(f"{path}:{line}")
-    assert place == ""
-    assert re.match(r"\D", why), message  # not the beginning of a longer number
-    assert why.strip(" :"), message
-    assert reason in why
-    assert "\n" not in message
-
-
-def test_the_good_file_is_good(tmp_path: Path) -> None:
-    """So that what is told of the bad ones is told of what was done to them."""
-    (tmp_path / "good.jsonl").write_bytes(GOOD)
-    assert len(read_trace(tmp_path / "good.jsonl").records) == 5
-
-
-def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.touch()
-    with pytest.raises(TraceError, match=re.escape(f"{path} is empty")):
-        read_trace(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "missing.jsonl"
-    with pytest.raises(TraceError, match=re.escape(f"{path}: No such file")):
-        read_trace(path)
-
-
-def test_a_directory_is_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=re.escape(f"{tmp_path}: Is a directory")):
-        read_trace(tmp_path)
-
-
-@given(content=st.binary(max_size=300) | st.binary(max_size=100).map(lambda tail: GOOD + tail))
-def test_whatever_is_in_a_file_it_is_read_or_refused(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "whatever.jsonl"
-    path.write_bytes(content)
-    with suppress(TraceError):
-        read_trace(path)
 
 
 # ---- nothing is left half-written ----

@@ -25,6 +25,7 @@ from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import TraceError
 from paceline.spec import RunSpec
+from paceline.trace.reader import read_trace
 from paceline.trace.records import Measured, record_event
 from paceline.trace.schema import (
     Ended,
@@ -38,7 +39,6 @@ from paceline.trace.schema import (
     Trace,
     Update,
     event_of,
-    read_trace,
     write_trace,
 )
 from paceline.watch.audit import audit

@@ -25,7 +25,8 @@ from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.trace.schema import Trace, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Trace
 from paceline.watch.curves import Target, final, logged
 from paceline.watch.figures import draw_comparison, draw_curves
 from paceline.watch.summary import Summary, summarize

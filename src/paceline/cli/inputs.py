@@ -16,7 +16,8 @@ from paceline.sim.convergence import (
 )
 from paceline.sim.recording import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
-from paceline.trace.schema import Trace, read_trace, trace_file
+from paceline.trace.reader import read_trace, trace_file
+from paceline.trace.schema import Trace
 from paceline.watch.summary import without_lost
 
 __all__ = [

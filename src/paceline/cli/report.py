@@ -16,7 +16,8 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.planner import FLAT, Option, Plan, plan
 from paceline.sim.recording import Recording, recorded_times
 from paceline.spec import RunSpec
-from paceline.trace.schema import Gradient, Header, Trace, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Gradient, Header, Trace
 from paceline.watch.report import report
 from paceline.watch.summary import split
 

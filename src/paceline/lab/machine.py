@@ -15,7 +15,8 @@ from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
-from paceline.trace.schema import Trace, read_trace, trace_file
+from paceline.trace.reader import read_trace, trace_file
+from paceline.trace.schema import Trace
 
 __all__ = ["arrivals", "recorded"]
 

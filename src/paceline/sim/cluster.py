@@ -9,7 +9,7 @@ from paceline.sim.faults import Fault, parse_faults
 from paceline.sim.network import Network, parse_network
 from paceline.sim.recording import recorded_times
 from paceline.spec import RunSpec
-from paceline.trace.schema import read_trace, trace_file
+from paceline.trace.reader import read_trace, trace_file
 
 __all__ = ["Cluster", "parse_times"]
 

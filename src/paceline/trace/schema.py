@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -36,6 +36,7 @@ from paceline.spec import Late, RunSpec
 __all__ = [
     "FINISHED",
     "FORMAT",
+    "NAME",
     "STOPPED",
     "Ended",
     "Gradient",
@@ -52,8 +53,6 @@ __all__ = [
     "Trace",
     "Update",
     "event_of",
-    "read_trace",
-    "trace_file",
     "write_trace",
 ]
 
@@ -208,18 +207,6 @@ Happened = Joined | Left | Missing | Gradient | Update | Timer | Stopped | Pause
 Record = Happened | Restored | Ended
 
 
-class _Format(msgspec.Struct, tag="header"):
-    """As much of a header as any version of the format has."""
-
-    paceline_trace: int
-
-
-T = TypeVar("T")
-_FORMAT = msgspec.json.Decoder(_Format)
-_RECORD = msgspec.json.Decoder(Record)
-_HEADER = msgspec.json.Decoder(Header)
-
-
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A whole trace: the header and the records in order."""
@@ -282,38 +269,3 @@ def _write_lines(trace: Trace, path: Path) -> None:
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
         file.writelines(encode(line) + b"\n" for line in (trace.header, *trace.records))
-
-
-def trace_file(path: str | os.PathLike[str]) -> Path:
-    """The trace that a path means: itself, or the one in the folder of a run."""
-    return Path(path, NAME) if Path(path).is_dir() else Path(path)
-
-
-def read_trace(path: str | os.PathLike[str], *, is_growing: bool = False) -> Trace:
-    """Read a trace; raises `TraceError` that names the line and the reason if it is bad.
-
-    `is_growing`: somebody writes it, and may be in the middle of a line.
-    """
-    name = os.fspath(path)
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise TraceError(f"cannot read {name}: {error.strerror}") from None
-    lines = (text[: text.rfind(b"\n") + 1] if is_growing else text).splitlines()
-    if not lines:
-        raise TraceError(f"{name} is empty; a trace begins with its header")
-    found = _decode(_FORMAT, lines[0], f"{name}:1 (the header)").paceline_trace
-    if found != FORMAT:
-        raise TraceError(f"{name}:1 has format {found}; this version reads {FORMAT}")
-    header = _decode(_HEADER, lines[0], f"{name}:1 (the header)")
-    records = [_decode(_RECORD, line, f"{name}:{n}") for n, line in enumerate(lines[1:], start=2)]
-    return Trace(header, records, is_growing)
-
-
-def _decode(decoder: "msgspec.json.Decoder[T]", line: bytes, place: str) -> T:
-    if not line.strip():
-        raise TraceError(f"{place}: the line is empty")
-    try:
-        return decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{place}: {error}") from None

@@ -8,19 +8,16 @@ all expected. It keeps a few recent numbers for each worker and nothing that gro
 It reads no clock: the caller says what time it is.
 """
 
-import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median_low
 
-import msgspec
-
 from paceline.core.events import Fate
+from paceline.trace.reader import TraceReader
 from paceline.trace.schema import (
     Ended,
     Gradient,
-    Header,
     Joined,
     Left,
     Paused,
@@ -41,12 +38,9 @@ LEAST_RECENT = 3  # of them, to be compared
 RECENT_STALENESS = 64  # gradients
 MOST_SCALARS = 16
 
-CHUNK = 1 << 20  # bytes read at once
-CHUNKS = 8  # in one call; whoever begins late catches up over several
+READ_BYTES = 8 << 20  # in one call; a reader that starts late catches up over several calls
 
 DROPPED = (Fate.LATE, Fate.CANCELLED, Fate.STALE)
-
-_LINE = msgspec.json.Decoder(Header | Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,52 +111,24 @@ class Live:
     """Follows the trace of a run; `steps` is how many updates it is to make, if that is known."""
 
     def __init__(self, path: Path, steps: int | None = None) -> None:
-        self._path = path
+        self._reader = TraceReader(path)
+        self._generation = 0
         self._steps = steps
-        self._offset = 0
-        self._inode = 0
         self._state = _State()
         self._grew_at: float | None = None
 
     def read(self, now: float) -> None:
-        """Take in what was added to the file; `now`: seconds on any clock of the caller's."""
-        if self._grew_at is None:
-            self._grew_at = now
-        try:
-            with self._path.open("rb") as file:
-                self._find_place(file.fileno())
-                file.seek(self._offset)
-                for _ in range(CHUNKS):
-                    chunk = file.read(CHUNK)
-                    if not self._take(chunk):
-                        break
-                    self._grew_at = now
-                    file.seek(self._offset)
-        except OSError:
-            return  # it is not there yet, or cannot be read just now
-
-    def _find_place(self, descriptor: int) -> None:
-        """Begin anew if this is not the file that it was, or less of it."""
-        status = os.fstat(descriptor)
-        if status.st_ino != self._inode or status.st_size < self._offset:
-            self._inode = status.st_ino
-            self._offset = 0
+        """Read what was added to the file; `now` is in seconds on any clock of the caller's."""
+        before = self._reader.offset
+        records = self._reader.read(READ_BYTES)
+        if self._reader.generation != self._generation:
+            self._generation = self._reader.generation
             self._state = _State()
-
-    def _take(self, chunk: bytes) -> bool:
-        """Take in the whole lines of a chunk; whether there were any."""
-        end = chunk.rfind(b"\n") + 1
-        if not end and len(chunk) == CHUNK:
-            end = len(chunk)  # no line of ours is so long: skip it
-        for line in chunk[:end].splitlines():
-            try:
-                record = _LINE.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                continue
-            if not isinstance(record, Header):
-                _book(self._state, record)
-        self._offset += end
-        return end > 0
+            before = 0
+        if self._grew_at is None or self._reader.offset > before:
+            self._grew_at = now
+        for record in records:
+            _book(self._state, record)
 
     def moment(self, now: float) -> Moment:
         """How the run stands, by what was read."""

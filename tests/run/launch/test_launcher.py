@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from failures import LOOP, TRAINING, counts, troubled
-from paceline.trace.schema import Ended, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Ended
 from paceline.watch.audit import audit
 
 PACELINE = Path(sys.executable).parent / "paceline"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.trace.schema import Restored, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Restored
 from paceline.watch.audit import audit
 from sandbox import PACELINE, SCRIPT, children_of
 

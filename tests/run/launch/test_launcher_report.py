@@ -6,7 +6,8 @@ import re
 import pytest
 
 from failures import TRAINING, troubled
-from paceline.trace.schema import Restored, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Restored
 from paceline.watch.report import report
 from paceline.watch.summary import summarize
 from paceline.watch.waiting import waited_for

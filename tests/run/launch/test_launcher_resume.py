@@ -12,7 +12,8 @@ from failures import HELPERS
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
-from paceline.trace.schema import Ended, Restored, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Ended, Restored
 from paceline.watch.audit import audit
 
 SOURCE = (

@@ -3,16 +3,20 @@
 
 import os
 
+import msgspec
 import pytest
 
 from failures import comings_and_goings, counts, troubled
+from paceline.core.events import Fate
 from paceline.run.launch import restarts
 from paceline.run.launch.launcher import Launcher
 from paceline.run.launch.restarts import Follower, Tries
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
+from paceline.trace.schema import Ended, Gradient, Header, Restored, Update
 
 STEPS = 8
+HEADER = Header(source="run", policy="sync", workers=2)
 QUIET = "def trouble(run): pass\n"
 
 LIVES = """
@@ -279,21 +283,24 @@ def test_pauses_double_up_to_a_limit_and_progress_begins_anew(monkeypatch):
 
 
 def test_a_trace_is_followed_line_by_line_and_from_now_on(tmp_path):
+    def line(record):
+        return msgspec.json.encode(record) + b"\n"
+
     path = tmp_path / "trace.jsonl"
-    path.write_text('{"type":"ended","t":1,"version":3}\n')
+    path.write_bytes(line(HEADER) + line(Ended(1.0, 3)))
     follower = Follower(path, steps=9)
     follower.look()
     assert not follower.is_over  # that was an earlier run
-    with path.open("a") as file:
-        file.write('{"type":"gradient","worker":1,"fate":"accepted","t":1.0}\n{"type":"grad')
-        file.flush()
+    late = line(Gradient(1.0, 1, 2, 0, Fate.LATE, 0, 0.0, 0.0))
+    with path.open("ab", buffering=0) as file:
+        file.write(line(Gradient(1.0, 1, 1, 0, Fate.ACCEPTED, 0, 0.0, 0.0)) + late[:10])
         follower.look()
         assert follower.accepted == {1: 1}
-        file.write('ient","worker":1,"fate":"late"}\nnot a line\n{"type":"update","update":9}\n')
+        file.write(late[10:] + b"not a line\n" + line(Update(1.0, 9, (1,), 1)))
     follower.look()
     assert follower.accepted == {1: 1}
     assert (follower.version, follower.is_over) == (9, True)
-    with path.open("a") as file:
-        file.write('{"type":"restored","version":4}\n{"type":"update","update":5}\n')
+    with path.open("ab") as file:
+        file.write(line(Restored(1.0, 4, HEADER)) + line(Update(2.0, 5, (1,), 1)))
     follower.look()
     assert (follower.version, follower.is_over) == (9, False)

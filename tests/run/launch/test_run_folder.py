@@ -13,7 +13,8 @@ from paceline.run.launch.launcher import Launcher
 from paceline.run.launch.run_folder import lock, write_run_files
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
-from paceline.trace.schema import Restored, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Restored
 
 QUIET = "def trouble(run): pass\n"
 

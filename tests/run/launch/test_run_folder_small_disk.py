@@ -9,7 +9,8 @@ import subprocess
 
 import pytest
 
-from paceline.trace.schema import Restored, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Restored
 from paceline.watch.audit import audit
 from sandbox import PACELINE, SCRIPT
 

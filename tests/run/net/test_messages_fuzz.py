@@ -32,7 +32,8 @@ from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.state import unpack
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.spec import RunSpec
-from paceline.trace.schema import Header, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Header
 from paceline.watch.audit import audit
 from server_harness import TOKEN, keeper_of
 from strangers import Raw, prove

@@ -10,12 +10,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
+from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.channel import connect
 from paceline.run.net.messages import WorkerUnavailable
-from paceline.trace.schema import FINISHED
+from paceline.trace.reader import TraceReader
+from paceline.trace.schema import (
+    FINISHED,
+    Ended,
+    Gradient,
+    Joined,
+    Left,
+    Record,
+    Restored,
+    Stopped,
+    Update,
+)
 
 __all__ = ["End", "Follower", "Tries", "tell_missing"]
 
@@ -23,7 +33,6 @@ FIRST_PAUSE_S = 0.5
 PAUSE_MAX_S = 30.0
 TRIES_MAX = 5
 
-_READ_BYTES = 1 << 20
 _ANSWER_S = 1.0  # for a server that has time
 
 
@@ -46,17 +55,6 @@ class Tries:
             return None
         self.count += 1
         return min(FIRST_PAUSE_S * 2.0 ** (self.count - 1), PAUSE_MAX_S)
-
-
-class _Line(msgspec.Struct):
-    """As much of a line of a trace as is asked for here."""
-
-    type: str
-    worker: int = -1
-    fate: str = ""
-    update: int = 0
-    version: int = 0
-    reason: str = FINISHED
 
 
 class End(NamedTuple):
@@ -82,15 +80,12 @@ class Follower:
         self._is_new = not path.exists()
         self._path = path
         self._steps = steps
-        self._at = path.stat().st_size if path.exists() else 0
-        self._rest = b""
-        self._decode = msgspec.json.Decoder(_Line).decode
+        self._reader = TraceReader(path)
+        self._reader.skip_to_end()
 
     def begin(self) -> None:
         """A server is started, which goes on after the last line that is whole."""
         self.is_begun = False
-        self._at -= len(self._rest)
-        self._rest = b""
 
     @property
     def has_begun(self) -> bool:
@@ -108,41 +103,30 @@ class Follower:
 
     def look(self) -> None:
         """Read what has come, whole lines only."""
-        try:
-            with self._path.open("rb", buffering=0) as file:
-                file.seek(self._at)
-                while data := file.read(_READ_BYTES):
-                    self._at += len(data)
-                    *lines, self._rest = (self._rest + data).split(b"\n")
-                    for line in lines:
-                        self._take(line)
-        except OSError:  # there is none yet
-            return
+        at = self._reader.offset
+        for record in self._reader.read():
+            self._take(record)
+        self.is_begun |= self._reader.offset > at
 
-    def _take(self, line: bytes) -> None:
-        try:
-            record = self._decode(line)
-        except msgspec.MsgspecError:  # half a line, where a server was killed
-            return
-        self.is_begun = True
-        match record.type:
-            case "gradient":
-                self.accepted[record.worker] += record.fate == "accepted"
-            case "update":
+    def _take(self, record: Record) -> None:
+        match record:
+            case Gradient():
+                self.accepted[record.worker] += record.fate is Fate.ACCEPTED
+            case Update():
                 self._now = record.update
                 self.version = max(self.version, self._now)
                 self.is_over = self.is_over or self._is_last
-            case "joined":
+            case Joined():
                 self._here.add(record.worker)
                 self.left.pop(record.worker, None)
-            case "left" if not self.is_over:
+            case Left() if not self.is_over:
                 self._here.discard(record.worker)
                 self.left[record.worker] = self._now
-            case "stopped":
+            case Stopped():
                 self.is_over, self.is_deserted = True, not self._here
-            case "ended":
+            case Ended():
                 self.is_over, self.end = True, End(record.version, record.reason)
-            case "restored":
+            case Restored():
                 self._now = record.version
                 self._here.clear()
                 self.is_over, self.end = self._is_last, None

@@ -14,24 +14,13 @@ from typing import Any
 import msgspec
 
 from paceline.errors import SpecError, TraceError
-from paceline.trace.schema import Header, Record, Restored
+from paceline.trace.reader import TraceReader
+from paceline.trace.schema import Gradient, Header, Record, Restored, Resumed, Update
 
 __all__ = ["Recorder"]
 
-
+READ_BYTES = 8 << 20  # of a trace at once, so that memory doesn't grow with it
 MOST = 512  # events that wait to become lines, on a server that is never quiet
-
-
-class _Line(msgspec.Struct):
-    """As much of a line as is needed to go on after it."""
-
-    type: str = ""
-    t: float = 0.0
-    worker: int = 0
-    turn: int = 0
-
-
-_decode = msgspec.json.Decoder(_Line).decode
 
 
 class Recorder:
@@ -60,29 +49,28 @@ class Recorder:
     def _go_on(self, path: Path) -> None:
         """Be at the end of the last whole line; its server may have been killed while it wrote."""
         self.down_s = max(0.0, time() - path.stat().st_mtime)
-        end = 0
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
-                    break
-                end += len(line)
-                self._take_in(line, f"{path}:{number}")
-        self._file.seek(end)
+        reader = TraceReader(path, is_strict=True)
+        try:
+            while records := reader.read(READ_BYTES):
+                for record in records:
+                    self._take_in(record)
+        except TraceError as error:
+            self._file.close()
+            raise TraceError(f"{error}; move the file away to go on") from None
+        self._file.seek(reader.offset)
         self._file.truncate()
 
-    def _take_in(self, line: bytes, place: str) -> None:
-        try:
-            known = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self._file.close()
-            raise TraceError(f"{place}: {error}; move the file away to go on") from None
-        self.time = max(self.time, known.t)
-        if known.type == "resumed" and self.began is None:
-            self.began = known.t
-        elif known.type == "update":
-            self.updated = known.t
-        elif known.turn:
-            self.turns[known.worker] = max(self.turns.get(known.worker, 0), known.turn)
+    def _take_in(self, record: Record) -> None:
+        self.time = max(self.time, record.t)
+        match record:
+            case Resumed() if self.began is None:
+                self.began = record.t
+            case Update():
+                self.updated = record.t
+            case Gradient():
+                self.turns[record.worker] = max(self.turns.get(record.worker, 0), record.turn)
+            case _:
+                pass
 
     def restore(self, header: Header, version: int, memory: Any, resumed: bool) -> Restored:
         """The run goes on from this version; `resumed`: because somebody wants it to."""

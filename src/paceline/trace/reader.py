@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Read traces: a whole one with `read_trace`, a growing one with `TraceReader`.
+
+This is the only reader of the format. It decodes whole lines only. A strict reader raises
+`TraceError` with the number of the first bad line; a tolerant one skips bad lines, because a
+growing file may hold a line that a killed server left unfinished.
+"""
+
+import os
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from paceline.errors import TraceError
+from paceline.trace.schema import FORMAT, NAME, Header, Record, Trace
+
+__all__ = ["TraceReader", "read_trace", "trace_file"]
+
+CHUNK_BYTES = 1 << 20
+
+_BAD_LINE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class _Format(msgspec.Struct, tag="header"):
+    """The part of a header that every version of the format has."""
+
+    paceline_trace: int
+
+
+T = TypeVar("T")
+_FORMAT = msgspec.json.Decoder(_Format)
+_HEADER = msgspec.json.Decoder(Header)
+_RECORD = msgspec.json.Decoder(Record)
+
+
+class TraceReader:
+    """Reads the lines that were added to a trace since the last call of `read`."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, is_strict: bool = False, is_growing: bool = True
+    ) -> None:
+        """Prepare to read the file from its beginning.
+
+        `is_strict`: raise `TraceError` for a file that can't be read and for a bad line, instead of
+        returning nothing and skipping the line.
+        `is_growing`: leave a last line without a newline for the next call.
+        """
+        self.header: Header | None = None  # None: the first line wasn't read, or is no header
+        self.offset = 0  # bytes of the file that were read, whole lines only
+        self.generation = 0  # grows whenever the file was replaced or truncated
+        self._path = Path(path)
+        self._is_strict = is_strict
+        self._is_growing = is_growing
+        self._lines = 0  # read
+        self._inode = 0
+
+    def skip_to_end(self) -> None:
+        """Start after what the file holds now."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return
+        self._inode, self.offset = status.st_ino, status.st_size
+
+    def read(self, max_bytes: int | None = None) -> list[Record]:
+        """Return the new records; call again if `max_bytes` may have cut them short.
+
+        A file that was replaced or truncated is read from its beginning, and `generation` grows:
+        what earlier calls returned is then no longer in the file.
+        """
+        found: list[Record] = []
+        try:
+            with self._path.open("rb") as file:
+                self._check_replaced(file)
+                end = None if max_bytes is None else self.offset + max_bytes
+                while (end is None or self.offset < end) and (text := self._read_lines(file)):
+                    found += self._decode(text)
+                    self.offset += len(text)
+        except OSError as error:
+            if self._is_strict:
+                raise TraceError(f"cannot read {self._path}: {error.strerror}") from None
+        return found
+
+    def _check_replaced(self, file: BinaryIO) -> None:
+        status = os.fstat(file.fileno())
+        if status.st_ino != self._inode or status.st_size < self.offset:
+            self.generation += self._inode != 0
+            self._inode = status.st_ino
+            self.offset = self._lines = 0
+            self.header = None
+
+    def _read_lines(self, file: BinaryIO) -> bytes:
+        """Read about a chunk of whole lines; empty at the end."""
+        if self._is_growing:
+            file.seek(self.offset)  # a complete trace may be a pipe, which can't seek
+        text = file.read(CHUNK_BYTES)
+        if len(text) == CHUNK_BYTES and not text.endswith(b"\n"):
+            text += file.readline(-1 if self._is_strict else CHUNK_BYTES)
+        if not self._is_growing:
+            return text
+        end = text.rfind(b"\n") + 1
+        if not end and not self._is_strict and len(text) > CHUNK_BYTES:
+            return text  # no record is this long: skip it instead of collecting it in memory
+        return text[:end]
+
+    def _decode(self, text: bytes) -> list[Record]:
+        lines = text.splitlines()
+        if self.offset == 0 and self._decode_header(lines[0]):
+            del lines[0]
+            self._lines = 1
+        try:
+            found = list(map(_RECORD.decode, lines))
+        except _BAD_LINE:
+            found = self._decode_one_by_one(lines)
+        self._lines += len(lines)
+        return found
+
+    def _decode_header(self, line: bytes) -> bool:
+        """Decode the first line; return whether it is a header."""
+        try:
+            self.header = _header(line, f"{self._path}:1")
+        except TraceError:
+            if self._is_strict:
+                raise
+        return self.header is not None
+
+    def _decode_one_by_one(self, lines: list[bytes]) -> list[Record]:
+        """Decode lines of which at least one is bad."""
+        found = []
+        for number, line in enumerate(lines, start=self._lines + 1):
+            try:
+                found.append(_decode(_RECORD, line, f"{self._path}:{number}"))
+            except TraceError:
+                if self._is_strict:
+                    raise
+        return found
+
+
+def _header(line: bytes, place: str) -> Header:
+    version = _decode(_FORMAT, line, f"{place} (the header)").paceline_trace
+    if version != FORMAT:
+        raise TraceError(f"{place} has format {version}; this version reads {FORMAT}")
+    return _decode(_HEADER, line, f"{place} (the header)")
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", line: bytes, place: str) -> T:
+    if not line.strip():
+        raise TraceError(f"{place}: the line is empty")
+    try:
+        return decoder.decode(line)
+    except _BAD_LINE as error:
+        raise TraceError(f"{place}: {error}") from None
+
+
+def read_trace(path: str | os.PathLike[str], *, is_growing: bool = False) -> Trace:
+    """Read a whole trace; raise `TraceError`, which names the line and the reason, if it is bad.
+
+    `is_growing`: its run still writes it, so the last line may be unfinished.
+    """
+    reader = TraceReader(path, is_strict=True, is_growing=is_growing)
+    records = reader.read()
+    if reader.header is None:
+        raise TraceError(f"{os.fspath(path)} is empty; a trace begins with its header")
+    return Trace(reader.header, records, is_growing)
+
+
+def trace_file(path: str | os.PathLike[str]) -> Path:
+    """Return the trace that a path means: the file itself, or the one in a run's folder."""
+    return Path(path, NAME) if Path(path).is_dir() else Path(path)
