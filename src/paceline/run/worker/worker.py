@@ -6,8 +6,7 @@ of it and where the next version lies. Between the two the worker waits. While i
 server may say that what it computes is of no use any more, or that the run is over: it looks for
 that during `backward`, during an injected delay, and before it pushes.
 
-A server that is lost takes with it whatever it was given and had not saved. The worker waits for
-the next one, goes back to where it was in its data, and begins anew.
+If the server is lost, the worker waits for the next one and returns to its saved data position.
 """
 
 import os
