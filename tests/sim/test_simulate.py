@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whole simulated runs: known limits, golden traces, determinism, faults and traffic."""
 
+from dataclasses import fields
+
 import pytest
 
 from paceline.core.decider import Decider, replay
 from paceline.core.events import Fate
-from paceline.core.policies import POLICIES, parse_policy
+from paceline.core.policies import POLICIES, Backup, Sync, parse_policy
 from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
 from paceline.sim.shell import Shell
@@ -132,6 +134,44 @@ def test_a_whole_small_trace():
         ),
         Ended(2.0, 2),
     ]
+
+
+class NeedsOneLess:
+    """A subclass that overrides how many contributions an update takes."""
+
+    def needed(self, ledger):
+        return max(1, super().needed(ledger) - 1)
+
+
+class UpdatesWithThree:
+    """A subclass that overrides when an update is due."""
+
+    def is_due(self, ledger):
+        return len(ledger.next_tally.contributions) >= 3
+
+
+class RestsWorkerZero:
+    """A subclass that overrides which work a worker gets."""
+
+    def assign(self, ledger, worker):
+        return None if worker == 0 else super().assign(ledger, worker)
+
+
+@pytest.mark.parametrize("override", [NeedsOneLess, UpdatesWithThree, RestsWorkerZero])
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_subclass_of_a_built_in_rule_is_simulated_with_its_own_answers(policy, override):
+    """Regression: the fast path took every subclass of `Backup` for plain backup."""
+    plain = parse_policy(policy)
+    subclass = type(override.__name__, (override, type(plain)), {})
+    own = subclass(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+    cluster = Cluster.parse("exp:20ms,shift=50ms")
+    spec = RunSpec(workers=4, steps=20, seed=5)
+
+    records = simulate(own, cluster, spec).records
+
+    assert records == Shell(Decider(own, spec), cluster, lambda update: None).run()
+    if type(plain) in (Sync, Backup):
+        assert records != simulate(plain, cluster, spec).records
 
 
 @long
