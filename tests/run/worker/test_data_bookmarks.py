@@ -100,7 +100,7 @@ class Script:
 
     def follow(self, other):
         """Go on where that one is, and draw the numbers that it would draw."""
-        self.stream.go_to(other.stream.bookmark(), other.generators.remembered().restore)
+        self.stream.move_to(other.stream.bookmark(), other.generators.remembered().restore)
         return self
 
 
@@ -202,7 +202,7 @@ def test_what_waits_for_its_step_comes_again(kind):
 
 def test_what_was_to_come_again_is_not_lost_when_the_loop_is_left():
     script = Script(OWN["shuffled"]())
-    script.stream.go_to(Bookmark(2, 7, ((0, 1), (2, 3), (1, 4))), lambda: None)
+    script.stream.move_to(Bookmark(2, 7, ((0, 1), (2, 3), (1, 4))), lambda: None)
     first = script.train([Fate.ACCEPTED, None])
     assert script.stream.bookmark() == Bookmark(2, 7, ((2, 3), (1, 4)))
     again = script.train([Fate.LATE])
@@ -229,7 +229,7 @@ def test_a_place_far_away_is_found_without_loading_what_lies_before_it():
     for kind, make in OWN.items():
         calls = []
         script = Script(make(calls))
-        script.stream.go_to(Bookmark(3, 1000, ((1, 500),)), lambda: None)
+        script.stream.move_to(Bookmark(3, 1000, ((1, 500),)), lambda: None)
         found = script.train([Fate.ACCEPTED] * 2)
         assert len(calls) == len(samples(found)), kind
 
@@ -260,7 +260,7 @@ def test_a_living_stream_with_an_order_of_its_own_goes_back(kind):
     bookmark, remembered = script.stream.bookmark(), script.generators.remembered()
     expected = script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE])
     assert script.stream.can_go_back
-    script.stream.go_to(bookmark, remembered.restore)  # its server has come back
+    script.stream.move_to(bookmark, remembered.restore)  # its server has come back
     assert script.stream.bookmark() == bookmark
     assert script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE]) == expected
 
@@ -272,7 +272,7 @@ def test_a_living_stream_goes_back_into_a_loop_that_was_left(kind):
     bookmark = script.stream.bookmark()
     rest = [Fate.ACCEPTED, None, Fate.ACCEPTED, Fate.LATE]
     expected = samples(script.train(rest))
-    script.stream.go_to(bookmark, lambda: None)
+    script.stream.move_to(bookmark, lambda: None)
     assert samples(script.train(rest)) == expected
 
 
@@ -284,7 +284,7 @@ def test_a_living_stream_without_one_goes_on(kind):
     script = Script(LOADERS[kind]())
     found = samples(script.train(fates[:3]))
     assert not script.stream.can_go_back
-    script.stream.go_to(Bookmark(0, 1), lambda: calls.append("then"))
+    script.stream.move_to(Bookmark(0, 1), lambda: calls.append("then"))
     assert found + samples(script.train(fates[3:])) == expected
     assert calls == []
 
@@ -297,7 +297,7 @@ def test_a_living_stream_without_one_goes_on(kind):
 def test_what_is_to_be_done_is_done_just_before_the_first_batch_is_loaded(kind, bookmark):
     calls = []
     script = Script(LOADERS[kind](calls))
-    script.stream.go_to(bookmark, lambda: calls.append("then"))
+    script.stream.move_to(bookmark, lambda: calls.append("then"))
     assert calls == []
     first = samples([script.next()])
     second = samples([script.next()])
@@ -330,12 +330,12 @@ def test_of_two_streams_each_goes_on_with_the_numbers_that_it_would_have_drawn()
     for script in scripts:
         where.add(script.stream)
     train(scripts, 3)
-    where.note()
-    told = where.tell()
+    where.record()
+    told = where.encode()
     expected = train(scripts, 3)
     torch.manual_seed(1)
     scripts, where = make()
-    where.go_to(told)
+    where.move_to(told)
     for script in scripts:
         where.add(script.stream)
     torch.rand(5)

@@ -195,7 +195,7 @@ class Shelf:
     def bookmark(self):
         return self.at
 
-    def go_to(self, bookmark, then):
+    def move_to(self, bookmark, then):
         if self.can_go_back:
             self.at, self.then = bookmark, then
 
@@ -208,30 +208,30 @@ def test_what_is_told_is_where_all_streams_were_when_the_work_began():
     where, one, other = PositionTracker(), Shelf(), Shelf()
     where.add(one)
     where.add(other)
-    where.note()
+    where.record()
     one.at, other.at = Bookmark(0, 3), Bookmark(2, 1, ((0, 7),))
-    assert bookmarks(where.tell()) == (Bookmark(0, 0), Bookmark(0, 0))
+    assert bookmarks(where.encode()) == (Bookmark(0, 0), Bookmark(0, 0))
     seed_all(4)
-    where.note()
+    where.record()
     expected = draw()
     one.at = Bookmark(0, 4)
-    told = where.tell()
+    told = where.encode()
     assert bookmarks(told) == (Bookmark(0, 3), Bookmark(2, 1, ((0, 7),)))
     decode_position(told).randomness.restore()
     assert draw() == expected
-    assert where.tell() == told
+    assert where.encode() == told
 
 
 def test_a_stream_that_the_script_has_let_go_of_is_told_as_it_was_last():
     where, one, other = PositionTracker(), Shelf(3), Shelf(5)
     where.add(one)
     where.add(other)
-    where.note()
+    where.record()
     del one
     other.at = Bookmark(1, 1)
-    where.note()
-    assert bookmarks(where.tell()) == (Bookmark(0, 3), Bookmark(1, 1))
-    where.go_to(where.tell())
+    where.record()
+    assert bookmarks(where.encode()) == (Bookmark(0, 3), Bookmark(1, 1))
+    where.move_to(where.encode())
     assert other.at == Bookmark(1, 1)
 
 
@@ -241,24 +241,24 @@ def place(*marks, seed=7):
 
 def test_a_worker_that_is_given_a_place_begins_all_its_streams_there():
     where = PositionTracker()
-    where.go_to(place(Bookmark(0, 3), Bookmark(1, 4)))
+    where.move_to(place(Bookmark(0, 3), Bookmark(1, 4)))
     streams = [Shelf(), Shelf(), Shelf()]
     for stream in streams:
         where.add(stream)
     assert [stream.at for stream in streams] == [Bookmark(0, 3), Bookmark(1, 4), Bookmark(0, 0)]
     assert streams[2].then is None  # the script had fewer loaders then
-    where.note()
-    assert bookmarks(where.tell()) == (Bookmark(0, 3), Bookmark(1, 4), Bookmark(0, 0))
+    where.record()
+    assert bookmarks(where.encode()) == (Bookmark(0, 3), Bookmark(1, 4), Bookmark(0, 0))
 
 
 def test_the_place_that_was_given_is_told_until_another_is_noted():
     """A checkpoint may be made before the first step after another one."""
     where = PositionTracker()
-    where.go_to(place(Bookmark(0, 3)))
-    where.note()
+    where.move_to(place(Bookmark(0, 3)))
+    where.record()
     stream = Shelf()
     where.add(stream)
-    assert bookmarks(where.tell()) == (Bookmark(0, 3),)
+    assert bookmarks(where.encode()) == (Bookmark(0, 3),)
 
 
 def test_random_numbers_begin_at_once_and_again_with_the_first_batch_only():
@@ -268,7 +268,7 @@ def test_random_numbers_begin_at_once_and_again_with_the_first_batch_only():
     expected = draw()
     seed_all(1)
     where, streams = PositionTracker(), [Shelf(), Shelf()]
-    where.go_to(given_place)
+    where.move_to(given_place)
     assert draw() == expected
     for stream in streams:
         where.add(stream)
@@ -282,13 +282,13 @@ def test_random_numbers_begin_at_once_and_again_with_the_first_batch_only():
 def test_a_living_worker_goes_back_as_often_as_it_is_told():
     where, stream = PositionTracker(), Shelf()
     where.add(stream)
-    where.note()
+    where.record()
     for seed in (3, 4):
         given_place = place(Bookmark(0, seed), seed=seed)
         seed_all(seed)
         expected = draw()
         seed_all(1)
-        where.go_to(given_place)
+        where.move_to(given_place)
         assert stream.at == Bookmark(0, seed)
         stream.then()
         assert draw() == expected
@@ -299,12 +299,12 @@ def test_where_a_stream_cannot_go_back_random_numbers_go_on_with_it(beginning):
     where, one, other = PositionTracker(), Shelf(5), Shelf(5, can_go_back=False)
     where.add(one)
     where.add(other)
-    where.note()
+    where.record()
     given_place = b"" if beginning else place(Bookmark(0, 3), Bookmark(0, 3))
     seed_all(1)
     expected = [draw(), draw()]
     seed_all(1)
-    where.go_to(given_place)
+    where.move_to(given_place)
     first = draw()
     one.then()  # its first batch is loaded
     assert [first, draw()] == expected
@@ -320,7 +320,7 @@ def test_a_stream_that_could_not_go_back_and_is_gone_does_not_matter():
     seed_all(7)
     expected = draw()
     seed_all(1)
-    where.go_to(given_place)
+    where.move_to(given_place)
     assert draw() == expected
 
 
@@ -328,15 +328,15 @@ def test_with_nothing_to_go_to_a_worker_goes_to_its_beginning():
     """The run begins anew, for its server was lost before anything was saved."""
     where, stream = PositionTracker(), Shelf()
     where.add(stream)
-    where.go_to(b"")  # nothing has begun
+    where.move_to(b"")  # nothing has begun
     assert stream.then is None
     seed_all(3)
-    where.note()
+    where.record()
     expected = draw()
     for batches in (1, 2):
         stream.at = Bookmark(0, batches)
-        where.note()
-    where.go_to(b"")
+        where.record()
+    where.move_to(b"")
     assert stream.at == Bookmark(0, 0)
     assert draw() == expected
 
@@ -344,10 +344,10 @@ def test_with_nothing_to_go_to_a_worker_goes_to_its_beginning():
 def test_a_place_that_is_none_is_refused_and_changes_nothing():
     where, stream = PositionTracker(), Shelf(3)
     where.add(stream)
-    where.note()
-    before, state = where.tell(), Random()
+    where.record()
+    before, state = where.encode(), Random()
     state.setstate(random.getstate())
     with pytest.raises(ProtocolError):
-        where.go_to(b"nonsense")
-    assert (stream.at, where.tell()) == (Bookmark(0, 3), before)
+        where.move_to(b"nonsense")
+    assert (stream.at, where.encode()) == (Bookmark(0, 3), before)
     assert random.random() == state.random()

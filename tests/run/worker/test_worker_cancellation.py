@@ -125,7 +125,7 @@ while not run.finished:
     if run.worker == 1 and not fates:
         tell("has-work")
         wait_until(lambda: in_the_trace(type="update", update=1))
-        wait_until(lambda: optimizer._pacer._is_useless())
+        wait_until(lambda: optimizer._pacer._poll_worthless())
     elif run.worker == 0 and run.version == 0:
         wait_for("has-work")
     elif run.worker == 0 and run.version == 2:

@@ -208,10 +208,10 @@ class BatchStream:
 
     @property
     def can_go_back(self) -> bool:
-        """Whether `go_to` leads anywhere: where a loop has begun, only an order of our own can."""
+        """Whether `move_to` has an effect: once a loop has begun, only our own order can."""
         return self._loops == 0 or has_own_order(self._own)
 
-    def go_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
+    def move_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
         """Go on there; call `then` just before the first batch is loaded.
 
         What cannot be gone back in goes on.

@@ -131,12 +131,12 @@ class Marked(Protocol):
 
     @property
     def can_go_back(self) -> bool:
-        """Whether `go_to` leads anywhere."""
+        """Whether `move_to` leads anywhere."""
 
     def bookmark(self) -> Bookmark:
         """Where it is."""
 
-    def go_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
+    def move_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
         """Go on there; call `then` just before the first batch is loaded."""
 
 
@@ -161,7 +161,7 @@ class PositionTracker:
 
     def _begin(self, stream: Marked, number: int) -> None:
         if self._given is not None and number < len(self._given.bookmarks):
-            stream.go_to(self._given.bookmarks[number], self._restore)
+            stream.move_to(self._given.bookmarks[number], self._restore)
 
     def _restore(self) -> None:
         """The first batch of any stream comes: what was drawn since is to be drawn again."""
@@ -175,7 +175,7 @@ class PositionTracker:
             if stream is not None:
                 yield number, stream
 
-    def note(self, thorough: bool = False) -> None:
+    def record(self, thorough: bool = False) -> None:
         """There is new work; look thoroughly if somebody has asked for our place."""
         for number, stream in self._there():
             self._bookmarks[number] = stream.bookmark()
@@ -183,11 +183,11 @@ class PositionTracker:
         if self._first is None:
             self._first = self._generators.remembered()
 
-    def tell(self) -> bytes:
+    def encode(self) -> bytes:
         """What was noted last."""
         return encode_position(Position(tuple(self._bookmarks), self._generators.remembered()))
 
-    def go_to(self, body: bytes) -> None:
+    def move_to(self, body: bytes) -> None:
         """Be where this tells; nothing: at the beginning.
 
         Where a stream can only go on, so do random numbers: they belong to its data.

@@ -45,7 +45,7 @@ class Replica:
         self.models = models
         self._common = common
         self._layout = Layout.of(common.contents)
-        self._has_parted = False
+        self._is_detached = False
         self._places: dict[int, Views] = {}
         self._at: Views | None = None  # where the parameters point at
         self._addresses: list[list[int]] = []  # of the parameters, by optimizer
@@ -114,7 +114,7 @@ class Replica:
         self._copy_from(self._at)
 
     @torch.no_grad()
-    def part(self) -> None:
+    def detach(self) -> None:
         """The run is over: the parameters are ours to change. They lie in the slot from now on."""
         assert self._at is not None
         for i, own in enumerate(self._common.parameters):
@@ -123,7 +123,7 @@ class Replica:
             for there, here in zip(self._at.flats[i], self._slot.flats[i], strict=True):
                 here.copy_(there)
         self._at, self._slot = self._slot, self._at
-        self._has_parted = True
+        self._is_detached = True
         self.load_again()
 
     def _copy_from(self, views: Views) -> None:
@@ -135,7 +135,7 @@ class Replica:
         for i, own in enumerate(self._common.parameters):
             for j, parameter in enumerate(own):
                 if parameter.grad is None and parameter.requires_grad:
-                    away = id(parameter) in self._staged or self._has_parted
+                    away = id(parameter) in self._staged or self._is_detached
                     view = self._slot.parameters[i][j]
                     parameter.grad = torch.zeros_like(parameter) if away else view.zero_()
 
@@ -152,7 +152,7 @@ class Replica:
         waits = id(parameter) in self._staged or parameter.nbytes <= SMALL_BYTES
 
         def on_gradient(parameter: Tensor) -> None:
-            if not waits and not self._has_parted:
+            if not waits and not self._is_detached:
                 grad, view = parameter.grad, self._slot.parameters[optimizer][number]
                 # One that has a graph of its own (create_graph) must stay what it is.
                 if grad is not view and grad is not None and not grad.requires_grad:

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The states of a worker, and what may happen in each.
+
+Three small machines run side by side. Every event goes to all of them; a machine whose table has no
+row for the event and its state refuses it with `InternalError`, and no machine moves.
+
+Connection: is there a server to talk to?
+
+    ========  ===========  ========
+    state     event        next
+    ========  ===========  ========
+    JOINED    SERVER_LOST  LOST
+    JOINED    RUN_ENDED    ENDED
+    LOST      REJOINED     JOINED
+    ENDED     SERVER_LOST  ENDED      the server may leave first; nobody needs it any more
+    ========  ===========  ========
+
+Turn: what is the gradient worth that this worker is computing?
+
+    =========  ==============  =========
+    state      event           next
+    =========  ==============  =========
+    IDLE       ASSIGNED        COMPUTING
+    COMPUTING  TURN_CANCELLED  CANCELLED  the update was made without this gradient
+    COMPUTING  RUN_ENDED       CANCELLED
+    CANCELLED  BACKWARD_CUT    CUT        the gradient is incomplete
+    any busy   SERVER_LOST     VOID       the next server doesn't know this turn
+    any busy   CLOSED          IDLE       the script has called optimizer.step()
+    =========  ==============  =========
+
+    "Any busy" is COMPUTING, CANCELLED, CUT or VOID. A COMPUTING or CANCELLED turn ends with a
+    gradient report, a CUT one with an abandon report, a VOID one with none. Cancelling, cutting or
+    ending a turn that is already worthless changes nothing, and neither do the end of the run, the
+    loss of the server or a skipped backward pass in an IDLE worker.
+
+Backward: may a gradient hook interrupt the backward pass? Only inside `run.backward()`, which knows
+how to clean up; a plain `loss.backward()` runs to its end.
+
+    =======  =================  =======
+    state    event              next
+    =======  =================  =======
+    OUTSIDE  BACKWARD_STARTED   INSIDE
+    INSIDE   BACKWARD_FINISHED  OUTSIDE
+    =======  =================  =======
+"""
+
+from enum import Enum, auto
+
+from paceline.errors import InternalError
+
+__all__ = ["Backward", "Connection", "Event", "Turn", "WorkerState"]
+
+
+class _Named(Enum):
+    """A state or an event."""
+
+    __hash__ = object.__hash__  # Enum's own is slow, and every step looks states up
+
+
+class Connection(_Named):
+    """Whether there is a server to talk to."""
+
+    JOINED = auto()
+    LOST = auto()  # until the worker has joined the next server
+    ENDED = auto()  # the run is over; the server may still answer requests for a state
+
+
+class Turn(_Named):
+    """What the gradient that is being computed is worth."""
+
+    IDLE = auto()  # there is none
+    COMPUTING = auto()
+    CANCELLED = auto()  # no longer wanted, but the server expects a report
+    CUT = auto()  # likewise, and it is incomplete
+    VOID = auto()  # no server expects a report
+
+
+class Backward(_Named):
+    """Whether a gradient hook may interrupt the backward pass."""
+
+    OUTSIDE = auto()
+    INSIDE = auto()
+
+
+class Event(_Named):
+    """What happens to a worker."""
+
+    ASSIGNED = auto()  # a turn has begun
+    TURN_CANCELLED = auto()
+    BACKWARD_STARTED = auto()
+    BACKWARD_CUT = auto()  # interrupted, or skipped
+    BACKWARD_FINISHED = auto()  # by itself or by a cut
+    CLOSED = auto()  # the turn is over: reported, or void
+    SERVER_LOST = auto()
+    REJOINED = auto()
+    RUN_ENDED = auto()
+
+
+_BUSY = (Turn.COMPUTING, Turn.CANCELLED, Turn.CUT, Turn.VOID)
+_WORTHLESS = (Turn.CANCELLED, Turn.CUT, Turn.VOID)
+_BACKWARD_EVENTS = (Event.BACKWARD_STARTED, Event.BACKWARD_CUT, Event.BACKWARD_FINISHED)
+
+_CONNECTION: dict[tuple[Connection, Event], Connection] = {
+    # Computing needs no server.
+    **{(state, event): state for state in Connection for event in _BACKWARD_EVENTS},
+    **{(state, Event.CLOSED): state for state in Connection},
+    (Connection.JOINED, Event.ASSIGNED): Connection.JOINED,
+    (Connection.JOINED, Event.TURN_CANCELLED): Connection.JOINED,
+    (Connection.JOINED, Event.SERVER_LOST): Connection.LOST,
+    (Connection.JOINED, Event.RUN_ENDED): Connection.ENDED,
+    (Connection.LOST, Event.REJOINED): Connection.JOINED,
+    (Connection.ENDED, Event.SERVER_LOST): Connection.ENDED,
+    (Connection.ENDED, Event.TURN_CANCELLED): Connection.ENDED,
+}
+
+_TURN: dict[tuple[Turn, Event], Turn] = {
+    **{(state, Event.BACKWARD_STARTED): state for state in Turn},
+    **{(state, Event.BACKWARD_FINISHED): state for state in Turn},
+    **{(state, Event.TURN_CANCELLED): state for state in _WORTHLESS},
+    **{(state, Event.BACKWARD_CUT): state for state in (Turn.IDLE, Turn.CUT, Turn.VOID)},
+    **{(state, Event.RUN_ENDED): state for state in (Turn.IDLE, *_WORTHLESS)},
+    **{(state, Event.SERVER_LOST): Turn.VOID for state in _BUSY},
+    **{(state, Event.CLOSED): Turn.IDLE for state in _BUSY},
+    (Turn.IDLE, Event.SERVER_LOST): Turn.IDLE,
+    (Turn.IDLE, Event.REJOINED): Turn.IDLE,
+    (Turn.VOID, Event.REJOINED): Turn.VOID,
+    (Turn.IDLE, Event.ASSIGNED): Turn.COMPUTING,
+    (Turn.COMPUTING, Event.TURN_CANCELLED): Turn.CANCELLED,
+    (Turn.COMPUTING, Event.RUN_ENDED): Turn.CANCELLED,
+    (Turn.CANCELLED, Event.BACKWARD_CUT): Turn.CUT,
+}
+
+_BACKWARD: dict[tuple[Backward, Event], Backward] = {
+    **{
+        (state, event): state
+        for state in Backward
+        for event in Event
+        if event not in (Event.BACKWARD_STARTED, Event.BACKWARD_FINISHED)
+    },
+    (Backward.OUTSIDE, Event.BACKWARD_STARTED): Backward.INSIDE,
+    (Backward.INSIDE, Event.BACKWARD_FINISHED): Backward.OUTSIDE,
+}
+
+
+class WorkerState:
+    """Where a worker is in each of the three machines."""
+
+    def __init__(self) -> None:
+        self.connection = Connection.JOINED
+        self.turn = Turn.IDLE
+        self.backward = Backward.OUTSIDE
+
+    def apply(self, event: Event) -> None:
+        """Move every machine; raises InternalError, and moves none, if the event is illegal."""
+        try:
+            connection = _CONNECTION[self.connection, event]
+            turn = _TURN[self.turn, event]
+            backward = _BACKWARD[self.backward, event]
+        except KeyError:
+            raise InternalError(
+                f"{event.name} is illegal in a worker that is {self.connection.name}, "
+                f"{self.turn.name}, {self.backward.name}; please report this"
+            ) from None
+        self.connection, self.turn, self.backward = connection, turn, backward
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether the server, or one that was lost, has asked for a gradient."""
+        return self.turn is not Turn.IDLE
+
+    @property
+    def is_worthless(self) -> bool:
+        """Whether the gradient that is being computed is no longer wanted."""
+        return self.turn in _WORTHLESS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.connection is Connection.ENDED

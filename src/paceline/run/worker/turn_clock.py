@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How long a turn takes, and how long an injected delay (`--slow`) makes it take."""
+
+from time import monotonic
+
+from paceline.latency import parse_latency
+
+__all__ = ["TurnClock"]
+
+
+class TurnClock:
+    """When the current turn began, and when its gradient is due."""
+
+    def __init__(self, slow: str, worker: int, seed: int) -> None:
+        """`slow` describes the latency to inject; "" injects none."""
+        self._joined_at = self._began_at = monotonic()
+        self._delays = parse_latency(slow).stream(worker, seed) if slow else None
+        self._due_at = 0.0
+
+    def begin(self, asked_at: float | None) -> None:
+        """Begin a turn; `asked_at` is when the server asked, None if its clock isn't ours."""
+        self._began_at = monotonic()
+        if self._delays is not None:
+            if asked_at is not None:  # our own overhead is part of the injected latency
+                self._began_at = max(asked_at, self._joined_at)
+            self._due_at = self._began_at + self._delays.take(self._began_at - self._joined_at)
+
+    @property
+    def remaining_s(self) -> float:
+        """Time until the gradient is due; 0 if it is."""
+        return max(0.0, self._due_at - monotonic())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time since the turn began."""
+        return monotonic() - self._began_at
+
+    @property
+    def compute_s(self) -> float:
+        """What a gradient that is ready now takes, the injected delay included."""
+        return max(monotonic(), self._due_at) - self._began_at
