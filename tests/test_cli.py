@@ -300,7 +300,7 @@ def test_a_trace_that_simulate_wrote_is_sound(rule: str, call: Call) -> None:
     assert call("simulate", *SMALL, "-p", rule, "--save", "run.jsonl").code == 0
     answer = call("trace", "check", "run.jsonl")
     assert (answer.code, answer.err) == (0, "")
-    assert f"run.jsonl is sound: sim of {rule}, 3 workers, 20 updates in " in answer.words
+    assert f"run.jsonl is consistent: sim of {rule}, 3 workers, 20 updates in " in answer.words
     assert " accepted" in answer.out
 
 
@@ -692,7 +692,7 @@ def module(verb: str) -> ModuleType:
 def test_every_kind_of_error_ends_with_its_code(
     error: Exception, code: int, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(**options: object) -> None:
+    def fail(options: object) -> None:
         raise error
 
     monkeypatch.setattr(module("simulate"), "run", fail)
@@ -700,7 +700,7 @@ def test_every_kind_of_error_ends_with_its_code(
 
 
 def test_an_interrupt_ends_with_130(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(**options: object) -> None:
+    def interrupt(options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module("simulate"), "run", interrupt)
@@ -731,7 +731,7 @@ def test_the_installed_script_ends_with_the_code(words: list[str], code: int) ->
 def test_progress_is_shown_on_standard_error_when_it_takes_long(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module("show"), "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module("show"), "SHOW_AFTER_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     answer = call("simulate", *SMALL, "-p", "sync", "--json")
@@ -746,7 +746,7 @@ def test_a_progress_that_nobody_watches_is_silent(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Standard error is no terminal here, as in a job whose output goes to a file."""
-    monkeypatch.setattr(module("show"), "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module("show"), "SHOW_AFTER_S", 0.0)
     assert call("simulate", *SMALL, "-p", "sync").err == ""
 
 

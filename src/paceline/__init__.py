@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Paceline: data-parallel training for PyTorch that does not wait for slow workers.
+"""Paceline: data-parallel training for PyTorch that doesn't wait for stragglers.
 
-This is the façade; what is not listed here is not public. Importing it imports neither torch nor
-numpy: a name is loaded when it is first used.
+These names are the public API. Importing `paceline` imports neither torch nor numpy: each name is
+loaded when you first use it.
 
     >>> import paceline
     >>> cluster = paceline.Cluster.parse("50ms + 5% exp:500ms")
@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
+    CheckpointError,
     InternalError,
     PacelineError,
     PeerLost,
@@ -23,48 +24,38 @@ from paceline.errors import (
     SpecError,
     TraceError,
 )
+from paceline.release import RELEASE as __version__  # noqa: N811 - the usual name
 
 if TYPE_CHECKING:
-    from paceline.core.policies import (
-        Async,
-        Backup,
-        BatchSync,
-        Deadline,
-        Delayed,
-        SoftSync,
-        Ssp,
-        Sync,
-        parse_policy,
-    )
+    from paceline.core.events import Fate
+    from paceline.core.policies import parse_policy
     from paceline.core.policy import Policy
-    from paceline.run.script import join
+    from paceline.run.script import Run, join
     from paceline.sim import convergence
     from paceline.sim.cluster import Cluster
-    from paceline.sim.planner import plan
+    from paceline.sim.planner import Plan, plan
     from paceline.sim.simulate import simulate
     from paceline.spec import RunSpec
     from paceline.trace.reader import read_trace
-    from paceline.trace.schema import write_trace
+    from paceline.trace.schema import Trace, write_trace
     from paceline.watch.summary import summarize
 
 __all__ = [
-    "Async",
-    "Backup",
-    "BatchSync",
+    "CheckpointError",
     "Cluster",
-    "Deadline",
-    "Delayed",
+    "Fate",
     "InternalError",
     "PacelineError",
     "PeerLost",
+    "Plan",
     "Policy",
     "ProtocolError",
+    "Run",
     "RunSpec",
-    "SoftSync",
     "SpecError",
-    "Ssp",
-    "Sync",
+    "Trace",
     "TraceError",
+    "__version__",
     "convergence",
     "join",
     "parse_policy",
@@ -75,25 +66,30 @@ __all__ = [
     "write_trace",
 ]
 
-_HOMES = {
-    "Policy": "paceline.core.policy",
-    "RunSpec": "paceline.spec",
+_MODULES = {
     "Cluster": "paceline.sim.cluster",
+    "Fate": "paceline.core.events",
+    "Plan": "paceline.sim.planner",
+    "Policy": "paceline.core.policy",
+    "Run": "paceline.run.script",
+    "RunSpec": "paceline.spec",
+    "Trace": "paceline.trace.schema",
     "join": "paceline.run.script",
+    "parse_policy": "paceline.core.policies",
     "plan": "paceline.sim.planner",
+    "read_trace": "paceline.trace.reader",
     "simulate": "paceline.sim.simulate",
     "summarize": "paceline.watch.summary",
-    "read_trace": "paceline.trace.reader",
     "write_trace": "paceline.trace.schema",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     if name == "convergence":
         return import_module("paceline.sim.convergence")
-    value = getattr(import_module(_HOMES.get(name, "paceline.core.policies")), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -51,8 +51,8 @@ def test_the_report_of_a_run_ends_with_what_b_would_be_best(
     words = told()
     assert words.startswith("sync with 8 workers: 200 updates in ")
     assert "Worker 7 is always slow" in words
-    assert "Planned from these times, backup:2 (waiting for 6 of 8 workers) would reach" in words
-    assert "times as soon as sync. Assumed: every gradient counts the same" in words
+    assert "Judging by these times, backup:2 (waiting for 6 of 8 workers) would reach" in words
+    assert "times as fast as sync. Assumed: every gradient counts the same" in words
 
 
 def test_what_was_run_is_compared_with_and_guesses_are_called_so(
@@ -60,8 +60,8 @@ def test_what_was_run_is_compared_with_and_guesses_are_called_so(
 ) -> None:
     made("backup:5")
     words = told()
-    assert "times as soon as backup:5." in words
-    assert "1,000 of 1,600 times were cut short, and are guesses." in words
+    assert "times as fast as backup:5." in words
+    assert "1,000 of 1,600 times were cut short and are estimates." in words
 
 
 def test_the_best_choice_is_confirmed(made: Made, told: Callable[[], str]) -> None:
@@ -71,7 +71,7 @@ def test_the_best_choice_is_confirmed(made: Made, told: Callable[[], str]) -> No
 
 def test_a_rule_without_a_b_is_not_judged(made: Made, told: Callable[[], str]) -> None:
     made("async", steps=800)
-    assert "times as soon as sync." in told()
+    assert "times as fast as sync." in told()
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_where_nothing_can_be_planned_nothing_is_said(
     made("sync", latency.partition(";")[0], workers, steps)
     words = told()
     assert words.startswith("sync with")
-    assert "Planned" not in words
+    assert "Judging" not in words
 
 
 def test_many_workers_are_left_to_the_planner(made: Made, told: Callable[[], str]) -> None:
     made("sync", workers=101, steps=25)
-    assert "What b would be best: paceline plan --trace " in told()
+    assert "To find the best b: paceline plan --trace " in told()
 
 
 def test_a_run_without_updates_is_told(tmp_path: Path, told: Callable[[], str]) -> None:
@@ -115,7 +115,7 @@ def test_a_trace_that_takes_long_to_read_is_left_to_the_user(
     made("sync", steps=10)
     with (tmp_path / "trace.jsonl").open("ab") as file:
         file.truncate(200_000_000)  # a hole, which takes no room
-    assert told().startswith("The trace is large; for a report: paceline trace show ")
+    assert told().startswith("The trace is large. For a report: paceline trace show ")
 
 
 def test_a_folder_of_a_run_is_as_good_as_its_trace(
@@ -127,7 +127,7 @@ def test_a_folder_of_a_run_is_as_good_as_its_trace(
     show(tmp_path)
     assert capsys.readouterr().out == by_file
     check(tmp_path, as_json=False)
-    assert capsys.readouterr().out.startswith(f"{tmp_path}/trace.jsonl is sound: sim of sync,")
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/trace.jsonl is consistent: sim of sync,")
 
 
 def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_check_tells_what_was_lost(
     write_trace(Trace(trace.header, [*records, restored, resumed]), tmp_path / "trace.jsonl")
     check(tmp_path, as_json=False)
     out = capsys.readouterr().out
-    assert "as far as it goes (the trace breaks off)" in out
+    assert "is consistent so far (the trace breaks off)" in out
     assert (
         "3 updates in 250 ms; the run was resumed 1 x, nothing lost; "
         "the server was restored 1 x, updates 4-5 lost; gradients: 6 accepted, 4 lost." in out
@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_has_come(
         check(half, as_json=False)
     words = " ".join(capsys.readouterr().out.split())
     assert "; still running at update 10 of 20." in words
-    assert f"{half} is sound, as far as it goes (still running): " in words
+    assert f"{half} is consistent so far (still running): " in words
     with pytest.raises(TraceError, match="truncated"):  # nobody writes it
         show(half)
 
@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_may_be_in_the_middle_of_an_event(
     half.write_bytes(b"".join(lines[:-1]))  # without the update that follows from the gradients
     with lock(half.parent):
         check(half, as_json=False)
-    assert "as far as it goes (still running): " in capsys.readouterr().out
+    assert "is consistent so far (still running): " in capsys.readouterr().out
     with pytest.raises(TraceError, match="breaks off"):
         check(half, as_json=False)
 
@@ -202,7 +202,7 @@ def test_a_run_that_has_just_begun_has_no_update_yet(
         check(half, as_json=False)
     words = capsys.readouterr().out
     assert words.startswith("The run has made no update yet; still running.\n")
-    assert words.endswith("as far as it goes (still running): there is no update yet.\n")
+    assert words.endswith("is consistent so far (still running): no update yet.\n")
 
 
 def test_to_look_at_a_run_does_not_hold_it(half: Path) -> None:

@@ -143,7 +143,7 @@ def test_the_lab_runs_experiments_and_says_where_their_tables_are(call, tmp_path
     assert "toy (1 of 1): Does it work?" in out
     assert QUICK.split()[:4] == out.splitlines()[1].split()[:4]
     assert "Seen: 1 seeds" in out
-    assert "Tables and figure are in there/quick/toy" in out
+    assert "Tables and figure: there/quick/toy" in out
     code, out, _ = call("lab", "figures", "--quick", "--out", "there")
     assert (code, out.strip()) == (0, "there/quick/toy/figure.png")
 
@@ -183,7 +183,7 @@ def test_data_is_fetched_before_anything_is_measured(call, tmp_path, monkeypatch
     monkeypatch.setattr(verbs, "EXPERIMENTS", {"toy": needy})
     words = ("lab", "run", "--quick", "--jobs", "1", "--data", str(tmp_path / "data"))
     code, _, err = call(*words)
-    assert (code, err.splitlines()) == (0, [f"fetching {offered.url}"])
+    assert (code, err.splitlines()) == (0, [f"downloading {offered.url}"])
     assert call(*words)[2] == ""
 
 
@@ -207,17 +207,17 @@ def test_who_stops_it_is_told_how_it_goes_on(call, monkeypatch):
     monkeypatch.setattr(verbs, "EXPERIMENTS", {"toy": replace(TOY, measure=stop)})
     code, _, err = call("lab", "run")
     assert code == 130
-    assert err.splitlines()[0] == "stopped; the same command goes on from here"
+    assert err.splitlines()[0] == "stopped; run the same command again to continue"
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("run", "nothing"), "there is no experiment 'nothing'; there are toy"),
-        (("figures",), "there are no tables in lab-out; measure first: paceline lab run\n"),
-        (("figures", "--quick"), "in lab-out/quick; measure first: paceline lab run --quick\n"),
-        (("run", "--out", "/dev/null"), "nothing can be written into /dev/null (File exists)"),
-        (("run", "--out", "/dev/null/x"), "into /dev/null/x (Not a directory)"),
+        (("run", "nothing"), "unknown experiment 'nothing'; choose from toy"),
+        (("figures",), "there are no tables in lab-out; create them with: paceline lab run\n"),
+        (("figures", "--quick"), "in lab-out/quick; create them with: paceline lab run --quick\n"),
+        (("run", "--out", "/dev/null"), "cannot write to /dev/null: File exists"),
+        (("run", "--out", "/dev/null/x"), "cannot write to /dev/null/x: Not a directory"),
         (("figures", "toy"), "there are no tables in lab-out/toy"),
     ],
 )
@@ -238,22 +238,22 @@ def test_the_time_left_is_that_of_the_trials_under_way(monkeypatch, capsys):
     """Two rounds of as many trials: the second begins anew, though their number is the same."""
     now = [0.0]
     monkeypatch.setattr(verbs, "monotonic", lambda: now[0])
-    with verbs._Shown("toy") as shown:
+    with verbs._TrialProgress("toy") as shown:
         for at, share in ((0, 0.0), (3600, 0.9), (3610, 0.0), (3670, 0.25)):
             now[0] = at
             shown(0, 4, share)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "toy: 0 of 4 trials, 90%; 7 min left of these",
-        "toy: 0 of 4 trials, 25%; 3 min left of these",
+        "toy: 0 of 4 trials, 90%; about 7 min left",
+        "toy: 0 of 4 trials, 25%; about 3 min left",
     ]
 
 
 def test_what_is_remembered_of_an_interrupted_trial_took_no_time(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(verbs, "monotonic", lambda: now[0])
-    with verbs._Shown("toy") as shown:
+    with verbs._TrialProgress("toy") as shown:
         for at, share in ((0, 0.5), (60, 0.6)):
             now[0] = at
             shown(0, 4, share)
-    assert capsys.readouterr().err == "toy: 0 of 4 trials, 60%; 4 min left of these\n"
+    assert capsys.readouterr().err == "toy: 0 of 4 trials, 60%; about 4 min left\n"

@@ -82,9 +82,12 @@ def test_without_injected_delays_nothing_is_predicted(compared):
     ("words", "what"),
     [
         (["--target", "accuracy"], "a target must be such as"),
-        (["-p", "sync", "-p", "sync"], "a rule is given twice"),
+        (["-p", "sync", "-p", "sync"], "each rule may be given once, got sync, sync"),
         (["-p", "magic"], "magic"),
-        (["-w", "2", "-p", "sync", "-p", "backup:2"], "backup:2 does not fit: b must be smaller"),
+        (
+            ["-w", "2", "-p", "sync", "-p", "backup:2"],
+            "backup:2 is not possible: b must be smaller",
+        ),
     ],
 )
 def test_wrong_input_is_told_before_anything_is_run(call, script, words, what, tmp_path):
@@ -115,7 +118,7 @@ def test_a_target_of_something_that_is_never_logged_is_told_of_at_once_and_in_th
     words = ("-w", 2, "--samples", 16, "-p", "sync", "-p", "async", "--out", tmp_path / "out")
     code, out, err = compared(*words, "--target", "acc>=0.9")
     assert code == 0, err
-    told = "Nothing was logged as acc, so that target could not be reached; the script logs loss."
+    told = "The script never logged acc, so the target can't be reached; it logged loss."
     said = [line for line in err.splitlines() if not line.startswith("worker")]
     assert said == ["sync, 1 of 2", told, "async, 2 of 2"]
     assert told in out.splitlines()
@@ -131,11 +134,11 @@ def test_rules_that_have_learnt_from_unequal_numbers_of_samples_are_told_apart(c
         ["sync", "48"],
         ["async", "24"],
     ]
-    assert "unequal numbers of samples" in out
-    assert "end with --samples or --epochs instead of --steps" in out
+    assert "different numbers of samples" in out
+    assert "use --samples or --epochs instead of --steps" in out
     _, out, _ = compared(*words, "--samples", 48)
     assert "samples" not in table(out)[0]
-    assert "unequal" not in out
+    assert "different numbers" not in out
 
 
 def test_a_rule_with_nothing_to_predict_leaves_the_columns_as_they_are(compared):
@@ -167,8 +170,8 @@ def test_a_script_that_makes_no_update_ends_the_comparison(compared, tmp_path):
     code, out, err = compared(*words, source="raise OSError")
     assert (code, out) == (1, "")
     *_, failed, ends = err.splitlines()
-    assert failed == "sync has failed; its folder is out/sync."
-    assert ends == "So the comparison ends without async."
+    assert failed == "sync failed; see out/sync."
+    assert ends == "The comparison stops here without async."
     assert not (tmp_path / "out" / "async").exists()
 
 
@@ -178,7 +181,7 @@ def test_a_rule_that_fails_is_left_out_and_the_others_are_compared(compared):
     code, out, err = compared(*words, source=source)
     assert code == 1
     assert [row[0] for row in table(out)] == ["rule", "sync"]
-    told = "async has failed; its folder is out/async."
+    told = "async failed; see out/async."
     assert told in out.splitlines()
     assert told in err.splitlines()
 
@@ -191,8 +194,8 @@ def test_a_comparison_that_is_stopped_shows_what_was_completed(compared, tmp_pat
     code, out, err = compared(*words, *rules, source=source)
     assert code == 130
     assert [row[0] for row in table(out)] == ["rule", "sync"]
-    assert "async was stopped; its folder is out/async.\n" in out
-    assert "So the comparison ends without backup:1 and ssp:2.\n" in out
+    assert "async was stopped; see out/async.\n" in out
+    assert "The comparison stops here without backup:1 and ssp:2.\n" in out
     assert "failed" not in out + err
     assert not (tmp_path / "out" / "backup-1").exists()
 

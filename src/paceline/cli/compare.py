@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline compare`: one script under several rules, one after the other, on real processes.
+"""`paceline compare`: train one script under several rules, one after the other.
 
-A rule that fails is left out of the table, and the others are run all the same: that it does not
-train is a result, too. A script that makes no update would make none under the next rule either.
+A rule that fails is left out of the table and the others still run: that the script doesn't train
+under it is a result. If a run makes no update at all, the comparison stops, because the script
+would make none under the next rule either.
 """
 
 import sys
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from paceline.cli.options import CompareOptions
 from paceline.cli.report import report_lines
-from paceline.cli.run import Load, described, launch
+from paceline.cli.run import Load, launch, new_settings
 from paceline.cli.show import print_table, table_text
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError
@@ -34,51 +35,44 @@ from paceline.watch.words import human_seconds, join_words, percent, three_digit
 
 __all__ = ["run"]
 
-STOPPED = 128  # somebody has stopped a run whose exit code is larger
+STOPPED = 128  # an exit code above this means that a signal stopped the run
 INTERRUPTED = STOPPED + 2
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of the script under one rule."""
+    """The outcome of the script under one rule."""
 
     folder: Path
     trace: Trace
     summary: Summary
-    step_s: float  # from update to update
-    predicted_s: float | None  # by the simulator; None: there is nothing to predict
+    step_s: float  # mean time between updates
+    predicted_s: float | None  # by the simulator; None without injected delays
 
 
 @dataclass
 class Comparison:
-    """What came of the script under all rules."""
+    """The outcome of the script under all rules."""
 
     folder: Path
     goal: Target | None
     results: list[Result] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what stands below the table
-    code: int = 0  # that we end with
+    notes: list[str] = field(default_factory=list)  # printed below the table
+    code: int = 0  # exit code
 
 
-def run(
-    script: Path,
-    arguments: list[str] | None,
-    policy: list[str] | None,
-    target: str,
-    out: Path | None,
-    load: Load,
-    **options: Any,
-) -> None:
-    """Run the script under each rule, and show what came of it."""
-    goal = Target.parse(target) if target else None
-    rules = policy or _round_of_rules(options["workers"])
-    _check(rules, options["workers"])
-    all_settings = [described(script, options | {"policy": each}) for each in rules]
+def run(options: CompareOptions, load: Load) -> None:
+    """Train the script under each rule and show the results."""
+    goal = Target.parse(options.target) if options.target else None
+    rules = options.policy or _default_rules(options.workers)
+    _check(rules, options.workers)
+    arguments = tuple(options.arguments or ())
     all_settings = [
-        msgspec.structs.replace(each, arguments=tuple(arguments or ())) for each in all_settings
+        msgspec.structs.replace(new_settings(options, rule), arguments=arguments) for rule in rules
     ]
-    comparison = Comparison(new_run_dir(out, Path(f"compare-{script.stem}")), goal)
-    with ForkServer(script) as forkserver:
+    folder = new_run_dir(options.out, Path(f"compare-{options.script.stem}"))
+    comparison = Comparison(folder, goal)
+    with ForkServer(options.script) as forkserver:
         forkserver.start()
         _run_all(comparison, all_settings, forkserver, load)
     if comparison.results:
@@ -88,33 +82,33 @@ def run(
     sys.exit(comparison.code)
 
 
-def _round_of_rules(workers: int) -> list[str]:
-    """The rules side by side, with settings that make sense for so many workers."""
+def _default_rules(workers: int) -> list[str]:
+    """Return the rules to compare, with settings that suit this number of workers."""
     backups = [f"backup:{b}" for b in (1, 2) if b < workers]
     softsync = [f"softsync:{workers // 2}"] if workers >= 4 else []  # softsync:1 is async
     return ["sync", *backups, *softsync, "async"]
 
 
 def _check(rules: list[str], workers: int) -> None:
-    """Raise SpecError unless each of them can be run with so many workers."""
+    """Raise SpecError unless every rule is given once and works with this many workers."""
     policies = [parse_policy(rule) for rule in rules]
     if len(set(policies)) < len(policies):
-        raise SpecError(f"a rule is given twice: {', '.join(rules)}")
+        raise SpecError(f"each rule may be given once, got {', '.join(rules)}")
     spec = RunSpec(workers=workers)
     for policy in policies:
         try:
             policy.validate(spec)
         except SpecError as error:
-            raise SpecError(f"{policy} does not fit: {error}") from None
+            raise SpecError(f"{policy} is not possible: {error}") from None
 
 
 def _run_all(
     comparison: Comparison, all_settings: list[Settings], forkserver: ForkServer, load: Load
 ) -> None:
-    """Run them one after the other, until one was stopped or has made no update."""
+    """Run the rules one after the other, until one is stopped or makes no update."""
     rules = [settings.policy for settings in all_settings]
-    for place, settings in enumerate(all_settings, start=1):
-        _say(f"{settings.policy}, {place} of {len(rules)}")
+    for number, settings in enumerate(all_settings, start=1):
+        _say(f"{settings.policy}, {number} of {len(rules)}")
         try:
             code = _launch(settings, comparison.folder, forkserver, load)
             result = None if code > STOPPED else _result(settings, comparison.folder)
@@ -122,24 +116,24 @@ def _run_all(
             code, result = INTERRUPTED, None
         if result is None:
             _leave_out(comparison, settings, code or PacelineError.exit_code)
-            comparison.notes.append(f"So the comparison ends{_without(rules[place:])}.")
+            comparison.notes.append(f"The comparison stops here{_without(rules[number:])}.")
             return
         if code:
             _leave_out(comparison, settings, code)
             _say(comparison.notes[-1])
         else:
             comparison.results.append(result)
-        if place == 1 and (unlogged := _unlogged(comparison)):
-            _say(unlogged)  # before the other rules take their time
+        if number == 1 and (unlogged := _unlogged(comparison)):
+            _say(unlogged)  # now, not after the other rules have run
 
 
 def _leave_out(comparison: Comparison, settings: Settings, code: int) -> None:
-    """This rule is not in the table; say why."""
+    """Leave a rule out of the table and note why."""
     is_stopped = code > STOPPED
     comparison.code = code if is_stopped else comparison.code or code
-    how = "was stopped" if is_stopped else "has failed"
+    how = "was stopped" if is_stopped else "failed"
     run_dir = _folder(settings, comparison.folder)
-    comparison.notes.append(f"{settings.policy} {how}; its folder is {run_dir}.")
+    comparison.notes.append(f"{settings.policy} {how}; see {run_dir}.")
 
 
 def _say(text: str) -> None:
@@ -162,7 +156,7 @@ def _launch(settings: Settings, folder: Path, forkserver: ForkServer, load: Load
 
 
 def _result(settings: Settings, folder: Path) -> Result | None:
-    """What came of a run; None: it has made no update."""
+    """Return the result of a run, or None if it made no update."""
     run_dir = _folder(settings, folder)
     path = run_dir / "trace.jsonl"
     if not path.exists():
@@ -174,23 +168,23 @@ def _result(settings: Settings, folder: Path) -> Result | None:
 
 
 def _predicted(settings: Settings, trace: Trace) -> float | None:
-    """What the simulator makes of the same delays, drawn from the same seed."""
+    """Return the step time that the simulator predicts for the same delays and seed."""
     updates = len(list(trace.updates()))
     if not settings.slow or updates < 2:
         return None
     spec = settings.spec
     spec = RunSpec(workers=spec.workers, steps=updates, late=spec.late, seed=spec.seed)
     found = step_s(simulate(parse_policy(settings.policy), Cluster.parse(settings.slow), spec))
-    return found or None  # no delay is no prediction
+    return found or None  # without any delay there is nothing to predict
 
 
 def step_s(trace: Trace) -> float:
-    """Seconds from the first update to the last, for each."""
+    """Return the mean time between updates."""
     times = [update.t for update in trace.updates()]
     return (times[-1] - times[0]) / max(1, len(times) - 1)
 
 
-# ---------------------------------------------------------------------------------- what is shown
+# ---- output ----
 
 
 def _show(comparison: Comparison) -> None:
@@ -213,35 +207,35 @@ def _show(comparison: Comparison) -> None:
     print_table(title, columns, rows)
     for note in notes:
         print(note)
-    print(f"The figures are in {folder}: {', '.join(figures)}; the report is {folder}/report.md")
+    print(f"Figures in {folder}: {', '.join(figures)}; report: {folder}/report.md")
 
 
 def _names(results: list[Result]) -> list[str]:
-    """The names under which something was logged."""
+    """Return the names of all logged values."""
     return sorted({name for result in results for name in logged(result.trace)})
 
 
 def _unlogged(comparison: Comparison) -> str:
-    """A sentence, if the target is of something that was never logged."""
+    """Return a warning if the value of the target was never logged."""
     names, goal = _names(comparison.results), comparison.goal
     if goal is None or not comparison.results or goal.name in names:
         return ""
     return (
-        f"Nothing was logged as {goal.name}, so that target could not be reached; "
-        f"the script logs {join_words(names) if names else 'nothing'}."
+        f"The script never logged {goal.name}, so the target can't be reached; "
+        f"it logged {join_words(names) if names else 'nothing'}."
     )
 
 
 def _uneven(results: list[Result]) -> str:
-    """A sentence, if the rules have learnt from more or less, beyond what is left of an update."""
+    """Return a warning if the rules trained on clearly different numbers of samples."""
     if not _is_uneven(results):
         return ""
     why = (
-        "; to give all of them the same, end with --samples or --epochs instead of --steps"
+        "; use --samples or --epochs instead of --steps to give all of them the same"
         if results[0].trace.header.steps is not None
         else ""
     )
-    return f"The rules have learnt from unequal numbers of samples: compare with care{why}."
+    return f"The rules trained on different numbers of samples, so compare with care{why}."
 
 
 def _is_uneven(results: list[Result]) -> bool:
@@ -251,7 +245,7 @@ def _is_uneven(results: list[Result]) -> bool:
 
 
 def _table(results: list[Result], goal: Target | None) -> tuple[list[str], list[list[str]]]:
-    """The columns that any of the rules has, and the rows."""
+    """Return the columns that any rule has, and one row per rule."""
     cells = [_cells(result, goal, _is_uneven(results)) for result in results]
     columns = max(cells, key=len)
     return list(columns), [[row.get(column, "-") for column in columns] for row in cells]
@@ -283,4 +277,4 @@ def _write_report(results: list[Result], table: str, figures: list[str], path: P
     for result in results:
         lines = "\n".join(report_lines(result.trace, result.folder / "trace.jsonl"))
         parts.append(f"## {result.summary.policy}\n\n```\n{lines}\n```")
-    path.write_text("# The rules side by side\n\n" + "\n\n".join(parts) + "\n", encoding="utf-8")
+    path.write_text("# Comparison of rules\n\n" + "\n\n".join(parts) + "\n", encoding="utf-8")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What verbs have in common: the cluster and the spec from options, and what a trace tells."""
+"""What `simulate`, `plan` and the report share: the cluster, the spec, and facts from a trace."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from paceline.cli.options import PlanOptions, SimulateOptions
 from paceline.errors import SpecError, TraceError
 from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
@@ -35,53 +35,54 @@ DEFAULT_LATENCY = "50ms + 5% exp:500ms"
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What is simulated."""
+    """What to simulate."""
 
     cluster: Cluster
     spec: RunSpec
-    trace: Trace | None  # that the computation times come from
-    recording: Recording | None  # these times; None iff there is no trace
+    trace: Trace | None  # where the computation times come from
+    recording: Recording | None  # those times; None iff there is no trace
 
 
-def read_inputs(options: dict[str, Any], trace: Path | None, *, in_order: bool) -> Inputs:
-    """The inputs of a verb, whose computation times come from a trace if one is given.
+def read_inputs(
+    options: SimulateOptions | PlanOptions, trace: Path | None, *, in_order: bool
+) -> Inputs:
+    """Build the cluster and the spec from the options, and from a trace if one is given.
 
-    `in_order`: the very times of the trace, one after the other; otherwise drawn from them.
+    With `in_order` the computation times of the trace are used one after the other; otherwise they
+    are drawn at random.
     """
-    workers, latency = options["workers"], options["latency"]
+    workers, latency = options.workers, options.latency
     if trace is not None and latency is not None:
         raise SpecError("give --latency or a trace, not both")
     cluster = Cluster.parse(
         DEFAULT_LATENCY if latency is None else latency,
-        options["network"],
-        options["faults"],
-        options["batch"],
+        options.network,
+        options.faults,
+        DEFAULT_BATCH if options.batch is None else options.batch,
     )
     source = recording = None
     if trace is not None:
         source = read_trace(trace_file(trace))
-        recording = recorded_times(source, options["seed"], with_travel=not options["network"])
+        recording = recorded_times(source, options.seed, with_travel=not options.network)
         times = Replayed(recording) if in_order else Recorded(recording.times)
         cluster = replace(cluster, times=times)
         workers = len(recording.times) if workers is None else workers
     spec = RunSpec(
         workers=DEFAULT_WORKERS if workers is None else workers,
-        steps=options.get("steps"),
-        min_workers=options.get("min_workers", 1),
-        late=options["late"],
-        seed=options["seed"],
+        late=options.late,
+        seed=options.seed,
     )
     return Inputs(cluster, spec, source, recording)
 
 
 def batch_of(trace: Trace) -> int:
-    """Samples in a gradient of the trace, on average."""
+    """Return the mean number of samples in a gradient of the trace."""
     seen = [g.samples for g in trace.gradients() if g.samples]
     return round(sum(seen) / len(seen)) if seen else DEFAULT_BATCH
 
 
 def convergence_of(trace: Trace, batch: int, workers: int, updates: float) -> Convergence:
-    """How many updates are needed, by the gradient norms in the trace if it has any."""
+    """Estimate how many updates each N needs, from the gradient norms in the trace if any."""
     try:
         samples = estimate_noise_scale(without_lost(trace))
     except TraceError:

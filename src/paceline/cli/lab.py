@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline lab`: the papers' experiments, in virtual time."""
+"""`paceline lab`: the experiments of the papers, in virtual time."""
 
 import sys
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from paceline.cli.options import LabFiguresOptions, LabRunOptions
 from paceline.errors import SpecError
 from paceline.lab.bench import Bench
 from paceline.lab.data.files import locate
@@ -33,56 +34,50 @@ SEEDS, QUICK_SEEDS = 3, 1
 
 
 def list_experiments() -> None:
-    """Say what there is."""
+    """Print the experiments and their questions."""
     table = Table("experiment", "question", box=None, pad_edge=False)
     for experiment in EXPERIMENTS.values():
         table.add_row(experiment.name, experiment.question)
     Console().print(table)
 
 
-def run(
-    names: Sequence[str] | None,
-    quick: bool,
-    seeds: int | None,
-    jobs: int | None,
-    data: Path,
-    out: Path,
-) -> None:
+def run(options: LabRunOptions) -> None:
     """Run experiments, one after the other."""
-    chosen, data, out = _chosen(names), data.expanduser(), _tables(out, quick)
+    chosen, data = _chosen(options.names), options.data.expanduser()
+    out = _tables(options.out, options.quick)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"nothing can be written into {out} ({error.strerror})") from error
+        raise SpecError(f"cannot write to {out}: {error.strerror}") from error
     _fetch(chosen, data)
     try:
         for number, experiment in enumerate(chosen, start=1):
-            place = f"{experiment.name} ({number} of {len(chosen)})"
-            print(f"{place}: {experiment.question}", flush=True)
-            with _Shown(experiment.name) as shown:
+            title = f"{experiment.name} ({number} of {len(chosen)})"
+            print(f"{title}: {experiment.question}", flush=True)
+            with _TrialProgress(experiment.name) as progress:
                 lab = Lab(
                     data=data,
                     cache=out / ".data",
-                    bench=Bench(out / ".trials", jobs),
-                    seeds=range(seeds or (QUICK_SEEDS if quick else SEEDS)),
-                    quick=quick,
-                    progress=shown,
+                    bench=Bench(out / ".trials", options.jobs),
+                    seeds=range(options.seeds or (QUICK_SEEDS if options.quick else SEEDS)),
+                    quick=options.quick,
+                    progress=progress,
                 )
                 paragraph = run_experiment(experiment, lab, out)
             print(_wrapped(paragraph))
-            print(f"Tables and figure are in {out / experiment.name}\n", flush=True)
+            print(f"Tables and figure: {out / experiment.name}\n", flush=True)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; run the same command again to continue", file=sys.stderr)
         raise
 
 
-def figures(names: Sequence[str] | None, quick: bool, out: Path) -> None:
-    """Make figures and paragraphs again from the tables that are there."""
-    out = _tables(out, quick)
+def figures(options: LabFiguresOptions) -> None:
+    """Redraw figures and rewrite paragraphs from the existing tables."""
+    names, quick, out = options.names, options.quick, _tables(options.out, options.quick)
     measured = [one for one in _chosen(names) if names or any((out / one.name).glob("*.csv"))]
     if not measured:
         raise SpecError(
-            f"there are no tables in {out}; measure first: paceline lab run"
+            f"there are no tables in {out}; create them with: paceline lab run"
             + (" --quick" if quick else "")
         )
     for experiment in measured:
@@ -91,20 +86,18 @@ def figures(names: Sequence[str] | None, quick: bool, out: Path) -> None:
 
 
 def _tables(out: Path, quick: bool) -> Path:
-    """Where tables are; those of a quick look must not replace what was measured."""
+    """Return the folder for tables; a quick run must not overwrite real results."""
     return out / "quick" if quick else out
 
 
 def _chosen(names: Sequence[str] | None) -> list[Experiment]:
     if unknown := [name for name in names or () if name not in EXPERIMENTS]:
-        raise SpecError(
-            f"there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}"
-        )
+        raise SpecError(f"unknown experiment {unknown[0]!r}; choose from {', '.join(EXPERIMENTS)}")
     return [EXPERIMENTS[name] for name in dict.fromkeys(names or EXPERIMENTS)]
 
 
 def _fetch(experiments: Sequence[Experiment], data: Path) -> None:
-    """Have all the data before hours are spent on a part of it."""
+    """Download all data sets first, so that a missing one doesn't fail hours later."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -116,12 +109,12 @@ def _fetch(experiments: Sequence[Experiment], data: Path) -> None:
     with bar:
         for source in dict.fromkeys(source for one in experiments for source in one.needs):
             task = bar.add_task(source.path, visible=False)
-            locate(data, source, partial(_tell_fetched, bar, task, source.url))
+            locate(data, source, partial(_show_download, bar, task, source.url))
 
 
-def _tell_fetched(bar: Progress, task: TaskID, url: str, size: int, total: int | None) -> None:
+def _show_download(bar: Progress, task: TaskID, url: str, size: int, total: int | None) -> None:
     if size == 0:
-        print(f"fetching {url}", file=sys.stderr, flush=True)
+        print(f"downloading {url}", file=sys.stderr, flush=True)
     bar.update(task, completed=size, total=total, visible=True)
 
 
@@ -129,8 +122,8 @@ def _wrapped(paragraph: str) -> str:
     return "\n".join(fill(line, 100) for line in paragraph.split("\n"))
 
 
-class _Shown:
-    """How far an experiment has come: a bar on a terminal, otherwise a line now and then."""
+class _TrialProgress:
+    """The progress of an experiment: a bar on a terminal, otherwise a line every 30 seconds."""
 
     LINE_EVERY_S = 30.0
 
@@ -148,10 +141,10 @@ class _Shown:
             disable=not sys.stderr.isatty(),
         )
         self._task = self._bar.add_task(name, total=1.0)
-        self._began = self._told = monotonic()
-        self._of, self._share, self._first = 0, 0.0, 0.0
+        self._began = self._printed_at = monotonic()
+        self._total, self._share, self._first_share = 0, 0.0, 0.0
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "_TrialProgress":
         self._bar.start()
         return self
 
@@ -164,16 +157,17 @@ class _Shown:
         self._bar.stop()
 
     def __call__(self, done: int, of: int, share: float) -> None:
-        """So many trials are done, and this share of all the work."""
+        """Show that `done` of `of` trials are finished, which is this share of the work."""
         text = f"{self._name}: {done} of {of} trials"
         now = monotonic()
-        if of != self._of or share < self._share:  # others than before
-            self._began, self._first = now, share  # what is remembered took no time
+        if of != self._total or share < self._share:  # another batch of trials
+            self._began, self._first_share = now, share  # cached trials took no time
             self._bar.reset(self._task, completed=share)  # type: ignore[arg-type] # typed too narrowly
-        self._of, self._share = of, share
+        self._total, self._share = of, share
         self._bar.update(self._task, description=text, completed=share)
-        if self._bar.disable and now - self._told > self.LINE_EVERY_S and share > self._first:
-            left = (now - self._began) * (1 - share) / (share - self._first)
-            line = f"{text}, {share:.0%}; {left / 60:.0f} min left of these"
+        is_due = now - self._printed_at > self.LINE_EVERY_S
+        if self._bar.disable and is_due and share > self._first_share:
+            left_s = (now - self._began) * (1 - share) / (share - self._first_share)
+            line = f"{text}, {share:.0%}; about {left_s / 60:.0f} min left"
             print(line, file=sys.stderr, flush=True)
-            self._told = now
+            self._printed_at = now

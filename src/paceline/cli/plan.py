@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline plan`: how many of the workers should be backups, and what that would gain."""
+"""`paceline plan`: how many workers should be backups, and how much time that saves."""
 
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.inputs import DEFAULT_BATCH, batch_of, convergence_of, read_inputs
-from paceline.cli.show import Patience, human_seconds, print_json, print_table, three_digits
+from paceline.cli.inputs import batch_of, convergence_of, read_inputs
+from paceline.cli.options import PlanOptions
+from paceline.cli.show import (
+    DelayedProgressBar,
+    human_seconds,
+    print_json,
+    print_table,
+    three_digits,
+)
 from paceline.cli.simulate import COLUMNS, comparison_rows
 from paceline.core.policies import POLICIES, Backup, parse_policy
 from paceline.core.policy import Policy
@@ -32,43 +39,39 @@ __all__ = ["run"]
 
 COMPARED_STEPS = 500
 LATES: tuple[Late, Late] = ("cancel", "finish")
-ALL_ROWS = 24  # up to so many N are all shown
+ALL_ROWS = 24  # with at most this many workers, show every N
 
 
-def run(trace: Path | None, **options: Any) -> None:
-    """Plan, print, draw what was asked for."""
-    is_given = options["batch"] is not None
-    if not is_given:
-        options["batch"] = DEFAULT_BATCH
-    inputs = read_inputs(options, trace, in_order=False)
+def run(options: PlanOptions) -> None:
+    """Plan, print the result, draw the requested figure."""
+    inputs = read_inputs(options, options.trace, in_order=False)
     cluster, spec = inputs.cluster, inputs.spec
-    if inputs.trace is not None and not is_given:
+    if inputs.trace is not None and options.batch is None:
         cluster = replace(cluster, batch=batch_of(inputs.trace))
     convergence = _convergence(inputs.trace, cluster.batch, spec.workers, options)
-    compared = _compared(options["policies"], spec)
-    check_ending(options["plot"])
-    with Patience("planning") as patience:
-        result = plan(cluster, spec, convergence, patience.show)
+    compared = _compared(options.policies, spec)
+    check_ending(options.plot)
+    with DelayedProgressBar("planning") as bar:
+        result = plan(cluster, spec, convergence, bar.show)
     if inputs.recording is not None:
         note = f"recording: {inputs.recording.left_to_chance()}"
         result = replace(result, assumptions=(*result.assumptions, note))
     summaries = [
         _compare(each, result, cluster, replace(spec, steps=COMPARED_STEPS)) for each in compared
     ]
-    if options["plot"] is not None:
-        _draw(result, cluster, spec, options["plot"])
-    if options["as_json"]:
+    if options.plot is not None:
+        _draw(result, cluster, spec, options.plot)
+    if options.as_json:
         print_json(_for_json(result, summaries))
     else:
         _print(result, summaries)
 
 
 def _convergence(
-    pilot: Trace | None, batch: int, workers: int, options: dict[str, Any]
+    pilot: Trace | None, batch: int, workers: int, options: PlanOptions
 ) -> Convergence:
-    """How many updates are needed, from the best that is known."""
-    samples, table = options["noise_scale"], options["updates_table"]
-    updates = options["updates"]
+    """Choose the best available estimate of how many updates each N needs."""
+    samples, table, updates = options.noise_scale, options.updates_table, options.updates
     if not 0 < updates < inf:
         raise SpecError(f"--updates must be > 0 and finite, got {updates:g}")
     if samples is not None and table is not None:
@@ -83,7 +86,7 @@ def _convergence(
 
 
 def _compared(text: str, spec: RunSpec) -> list[str]:
-    """The rules to compare, known to be possible before any time is spent."""
+    """Return the rules to compare, after checking that each is possible."""
     policies = split_policies(text)
     for each in policies:
         if each != Backup.name:
@@ -103,13 +106,13 @@ def split_policies(text: str) -> list[str]:
 
 
 def _compare(name: str, result: Plan, cluster: Cluster, spec: RunSpec) -> Summary:
-    """Simulate a rule; a bare "backup" has the b that was planned."""
+    """Simulate a rule. A bare "backup" uses the planned b."""
     policy: Policy = Backup(result.best.backups) if name == Backup.name else parse_policy(name)
     return summarize(simulate(policy, cluster, spec))
 
 
 def _for_json(result: Plan, summaries: list[Summary]) -> dict[str, Any]:
-    """Everything, with what follows from other numbers."""
+    """Return the whole plan, including derived numbers."""
     options = [_option_for_json(option) for option in result.options]
     chosen = {"best": result.best, "cheapest": result.cheapest}
     return {
@@ -140,7 +143,7 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
         ]
         for o in reversed(shown)
     ]
-    title = f"{workers} workers; time of an update with late work cancelled, and finished"
+    title = f"{workers} workers; time per update with late work cancelled, and with it finished"
     columns = ["N", "b", "cancelled", "finished", "updates", "to target", "x sync", "machine-h"]
     print_table(title, columns, rows)
     print(result.sentence())
@@ -148,8 +151,8 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
     if cheap is not None and cheap.machines < workers:
         share = 1 - cheap.machine_hours / result.sync.machine_hours
         print(
-            f"Cheapest that is no slower than sync: keep the {cheap.machines} fastest machines, "
-            f"backup:{cheap.backups}, {three_digits(cheap.machine_hours)} machine-hours "
+            f"Cheapest choice that is no slower than sync: the {cheap.machines} fastest machines "
+            f"with backup:{cheap.backups}, {three_digits(cheap.machine_hours)} machine-hours "
             f"({100 * share:.0f} % fewer)."
         )
     for assumption in result.assumptions:
@@ -159,12 +162,12 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
         if any(s.staleness_mean > 0 for s in summaries):
             print(
                 "Warning: throughput is not convergence; rules with staleness above 0 need more "
-                "updates, or end at a worse model."
+                "updates or end with a worse model."
             )
 
 
 def _is_shown(backups: int, result: Plan) -> bool:
-    """Everything for few workers; otherwise around the best, around sync, and some beyond."""
+    """Show every N for few workers; otherwise those near the best and near sync, and a few more."""
     workers = result.best.machines
     if workers <= ALL_ROWS or backups <= 2 or abs(backups - result.best.backups) <= 4:
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is printed of a run when it is over: its report, and what the planner makes of it."""
+"""What is printed when a run ends: its report, and the planner's advice."""
 
 import shutil
 from collections import deque
@@ -23,20 +23,20 @@ from paceline.watch.summary import split
 
 __all__ = ["print_report", "report_lines"]
 
-LARGE_BYTES = 100_000_000  # a trace that takes longer to read than anybody likes to wait
+LARGE_BYTES = 100_000_000  # a larger trace takes too long to read unasked
 
-# Planning must not keep anybody waiting:
-RECENT = 20_000  # gradients at the end of the trace that are planned from
+# Limits that keep planning fast:
+RECENT = 20_000  # plan from this many gradients at the end of the trace
 MOST_WORKERS = 100
-LEAST_GRADIENTS = 20  # of a worker; from fewer nothing can be planned
+LEAST_GRADIENTS = 20  # per worker; fewer are not enough to plan from
 
-UPDATES = 1000.0  # to an imagined target; only ratios are told
+UPDATES = 1000.0  # to a hypothetical target; only ratios are printed
 
 
 def print_report(trace_path: Path) -> None:
-    """Print the report of a run that is over; where that cannot be, one line says why."""
+    """Print the report of a run that has ended, or one line that says why there is none."""
     if trace_path.is_file() and trace_path.stat().st_size > LARGE_BYTES:
-        print(f"The trace is large; for a report: paceline trace show {trace_path}")
+        print(f"The trace is large. For a report: paceline trace show {trace_path}")
         return
     try:
         trace = read_trace(trace_path)
@@ -47,20 +47,20 @@ def print_report(trace_path: Path) -> None:
 
 
 def report_lines(trace: Trace, path: Path) -> list[str]:
-    """The report, and what the planner makes of it; `path` is where the trace is."""
+    """Return the lines of the report and of the planner's advice; `path` is the trace's file."""
     width = shutil.get_terminal_size().columns
     lines = [*report(trace), *_planned(trace, path)]
-    # A row of a table, which has more than one space in it, is never broken.
+    # Never wrap the row of a table: only such a row has two spaces in a row.
     return [line if "  " in line else _wrapped(line, width) for line in lines]
 
 
 def _wrapped(line: str, width: int) -> str:
-    """The line in several; options and paths stay whole."""
+    """Wrap a line, but keep options and paths whole."""
     return fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _planned(trace: Trace, path: Path) -> list[str]:
-    """What b the planner would choose; nothing where it cannot know."""
+    """Return the planner's advice, or nothing if the trace doesn't allow any."""
     header = split(trace)[-1].header
     try:
         recording = recorded_times(_recent(trace), header.seed, with_travel=True)
@@ -69,7 +69,7 @@ def _planned(trace: Trace, path: Path) -> list[str]:
         if workers < 2 or short:
             return []
         if workers > MOST_WORKERS:
-            return [f"What b would be best: paceline plan --trace {path}"]
+            return [f"To find the best b: paceline plan --trace {path}"]
         spec = RunSpec(workers=workers, late=header.late, seed=header.seed)
         batch = batch_of(trace)
         cluster = replace(Cluster.parse("0s", batch=batch), times=Recorded(recording.times))
@@ -77,18 +77,19 @@ def _planned(trace: Trace, path: Path) -> list[str]:
     except PacelineError:
         return []
     return [
-        f"{_choice(header, result)} {_caveat(recording, result)} More: paceline plan --trace {path}"
+        f"{_choice(header, result)} {_caveat(recording, result)} "
+        f"Details: paceline plan --trace {path}"
     ]
 
 
 def _recent(trace: Trace) -> Trace:
-    """The last gradients of the trace."""
+    """Return a trace of only the last gradients."""
     records: deque[Gradient] = deque(trace.gradients(), maxlen=RECENT)
     return Trace(trace.header, list(records))
 
 
 def _choice(header: Header, result: Plan) -> str:
-    """What to choose, against what was run if the planner knows it, otherwise against sync."""
+    """Recommend a rule, compared with the one that ran if the planner knows it, else with sync."""
     ran = _as_run(header, result)
     name = header.policy if ran is not None else "sync"
     was = result.sync if ran is None else ran
@@ -96,16 +97,16 @@ def _choice(header: Header, result: Plan) -> str:
     gain = was.seconds / best.seconds
     if gain <= 1 + FLAT:
         flat = f"{100 * FLAT:.0f} %"
-        return f"Planned from these times, no b is better than {name} by more than {flat}."
+        return f"Judging by these times, no b is better than {name} by more than {flat}."
     rule = f"backup:{best.backups}" if best.backups else "sync"
     return (
-        f"Planned from these times, {rule} (waiting for {best.needed} of {best.machines} workers) "
-        f"would reach the same target {gain:.2f} times as soon as {name}."
+        f"Judging by these times, {rule} (waiting for {best.needed} of {best.machines} workers) "
+        f"would reach the same target {gain:.2f} times as fast as {name}."
     )
 
 
 def _as_run(header: Header, result: Plan) -> Option | None:
-    """The option that was run; None: another rule, or other workers."""
+    """Return the planner's option for the rule that ran, or None if it has none."""
     try:
         policy = parse_policy(header.policy)
     except SpecError:
@@ -117,9 +118,9 @@ def _as_run(header: Header, result: Plan) -> Option | None:
 
 
 def _caveat(recording: Recording, result: Plan) -> str:
-    """What the choice rests on, in short."""
+    """Return the assumption behind the advice, in short."""
     assumed = f"Assumed: {result.assumptions[0].partition(';')[0]}"
     guessed = recording.drawn + recording.bounds
     if guessed:
-        assumed += f"; {guessed:,} of {recording.total:,} times were cut short, and are guesses"
+        assumed += f"; {guessed:,} of {recording.total:,} times were cut short and are estimates"
     return f"{assumed}."

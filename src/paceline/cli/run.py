@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline run`: a script on this machine, with many workers."""
+"""`paceline run`: train a script with several workers on this machine."""
 
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -10,8 +10,8 @@ from shlex import quote
 from typing import Any
 
 import msgspec
-import typer
 
+from paceline.cli.options import CompareOptions, RunOptions
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
@@ -23,187 +23,204 @@ from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
 from paceline.watch.words import join_words, plural
 
-__all__ = ["Load", "described", "launch", "run"]
+__all__ = ["Load", "launch", "new_settings", "run"]
 
-ENDS = {"steps", "samples", "epochs"}  # each says when a run ends
-SPEC = {"workers", "steps", "min_workers", "late", "seed"}
-REST = {"samples", "epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every"}
+ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
+SPEC_OPTIONS = frozenset({"workers", "steps", "min_workers", "late", "seed"})
+PLAIN_OPTIONS = frozenset(
+    {"samples", "epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every"}
+)
 
 Load = Callable[[str], Any]
-"""Gives a module of the command line: what takes long to load is loaded while others start."""
+"""Imports a module of the command line; slow imports happen while other processes start."""
 
 
-def run(
-    script: Path | None,
-    arguments: list[str] | None,
-    context: typer.Context,
-    load: Load,
-    **options: Any,
-) -> None:
-    """Start the run or resume it, wait for its end, exit with its code."""
-    given = {name for name in options if _is_given(context, name)}
-    if options["resume"] is None:
-        settings = described(script, options)
-        run_dir = new_run_dir(options["run_dir"], Path(settings.script))
+def run(options: RunOptions, load: Load) -> None:
+    """Start or resume the run, wait until it ends, exit with its code."""
+    is_resumed = options.resume is not None
+    if options.resume is None:
+        settings = _new_run_settings(options)
+        run_dir = new_run_dir(options.run_dir, Path(settings.script))
     else:
-        run_dir = options["resume"]
-        settings = _resumed(run_dir, script, options, given)
-        if script is None and _is_over(run_dir, options, given):
+        run_dir = options.resume
+        settings = _resumed_settings(run_dir, options)
+        if options.script is None and _is_over(run_dir, options):
             return
-    if script is not None:
-        settings = msgspec.structs.replace(settings, arguments=tuple(arguments or ()), folder="")
-        _hint_at_options(context, given, settings.arguments)
-    sys.exit(_run(settings, run_dir, load, options["resume"] is not None))
+    if options.script is not None:
+        arguments = tuple(options.arguments or ())
+        settings = msgspec.structs.replace(settings, arguments=arguments, folder="")
+        _warn_about_misplaced_options(options)
+    sys.exit(_run(settings, run_dir, load, is_resumed))
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether this option stands on the command line, so that it is not a default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def described(script: Path | None, options: dict[str, Any]) -> Settings:
-    """The settings of a new run; what no option says is as `Settings` has it."""
+def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
+    """Return the settings of a new run under this rule."""
+    script = options.script
     if script is None:
         raise SpecError(
-            "which script? call it as: paceline run train.py; or go on with a run that was stopped "
-            "or killed: paceline run --resume runs/train-1"
+            "no script given; start a run with: paceline run train.py, or continue one that was "
+            "stopped or killed with: paceline run --resume runs/train-1"
         )
     if not script.is_file():
-        raise SpecError(f"there is no script {script}")
-    _check_ends(options)
-    if all(options.get(name) is None for name in ENDS):
-        options = options | {"epochs": 1.0}
-    spec = RunSpec(**{name: options[name] for name in SPEC & set(options)})
-    return Settings(spec=spec, script=str(script), **_rest(options, set(options)))
+        raise SpecError(f"script {script} does not exist")
+    has_end = _check_ends(options) > 0
+    return Settings(
+        spec=RunSpec(
+            workers=options.workers, steps=options.steps, late=options.late, seed=options.seed
+        ),
+        script=str(script),
+        policy=str(parse_policy(policy)),
+        samples=options.samples,
+        epochs=options.epochs if has_end else 1.0,
+        ema=options.ema,
+        clip_norm=options.clip_norm,
+        slow=options.slow,
+        requeue=options.requeue,
+    )
 
 
-def _resumed(
-    run_dir: Path, script: Path | None, options: dict[str, Any], given: Set[str]
-) -> Settings:
-    """The settings that a run had, but for what the command line gives."""
+def _new_run_settings(options: RunOptions) -> Settings:
+    settings = new_settings(options, options.policy)
+    spec = asdict(settings.spec) | {"min_workers": options.min_workers}
+    return msgspec.structs.replace(
+        settings,
+        spec=RunSpec(**spec),
+        patience_s=parse_seconds(options.patience, "patience"),
+        restart=options.restart,
+        checkpoint_every=options.checkpoint_every,
+    )
+
+
+def _resumed_settings(run_dir: Path, options: RunOptions) -> Settings:
+    """Return the settings that the run had, changed by the options on the command line."""
+    given = options.given
     if "run_dir" in given:
-        raise SpecError("give --resume or --run-dir: a run goes on in the folder that it has")
+        raise SpecError("give --resume or --run-dir, not both: a resumed run keeps its folder")
     if not (run_dir / "spec.json").is_file():
         raise SpecError(
-            f"there is no run in {run_dir}, for it has no spec.json; give --resume the folder of a "
+            f"there is no run in {run_dir}: it has no spec.json; give --resume the folder of a "
             "run, such as runs/train-1"
         )
     before = Settings.read(run_dir / "spec.json")
     _check_ends(options)
-    if given & ENDS:  # another end takes the place of the one that it had
-        given = given | ENDS
-    spec = asdict(before.spec) | {name: options[name] for name in SPEC & given}
-    changed = _rest(options, given)
-    if script is not None:
-        changed["script"] = str(script)
+    if given & ENDS:  # a new end replaces the old one, whichever kind that was
+        given |= ENDS
+    changed = _changed(options, given)
+    if options.script is not None:
+        changed["script"] = str(options.script)
     elif not before.script:
-        raise SpecError(f"{run_dir / 'spec.json'} does not tell the script; name it at the end")
+        raise SpecError(
+            f"{run_dir / 'spec.json'} does not name the script; add it to the end of the command"
+        )
+    spec = asdict(before.spec) | {name: getattr(options, name) for name in SPEC_OPTIONS & given}
     return msgspec.structs.replace(before, spec=RunSpec(**spec), **changed)
 
 
-def _check_ends(options: dict[str, Any]) -> None:
-    if sum(options.get(name) is not None for name in ENDS) > 1:
-        raise SpecError("give one of --steps, --samples and --epochs: each says when the run ends")
+def _changed(options: RunOptions, given: Set[str]) -> dict[str, Any]:
+    """Return the fields of `Settings`, other than the spec, that these options change."""
+    changed = {name: getattr(options, name) for name in PLAIN_OPTIONS & given}
+    if "policy" in given:
+        changed["policy"] = str(parse_policy(options.policy))
+    if "patience" in given:
+        changed["patience_s"] = parse_seconds(options.patience, "patience")
+    return changed
 
 
-def _rest(options: dict[str, Any], names: Set[str]) -> dict[str, Any]:
-    """What settings have beside the spec, of these options."""
-    found = {name: options[name] for name in REST & names}
-    if "policy" in names:
-        found["policy"] = str(parse_policy(options["policy"]))
-    if "patience" in names:
-        found["patience_s"] = parse_seconds(options["patience"], "patience")
-    return found
+def _check_ends(options: RunOptions | CompareOptions) -> int:
+    """Return how many options say when the run ends: none or one."""
+    count = sum(end is not None for end in (options.steps, options.samples, options.epochs))
+    if count > 1:
+        raise SpecError("give only one of --steps, --samples and --epochs: each ends the run")
+    return count
 
 
-def _hint_at_options(context: typer.Context, given: Set[str], arguments: Sequence[str]) -> None:
-    """Say where options of ours stand that were given to the script, and may be meant for us."""
+def _warn_about_misplaced_options(options: RunOptions) -> None:
+    """Warn if the script gets options that look like ours, such as `train.py --workers 8`."""
     ours = {
         name
-        for option in context.command.params
-        if option.name not in given
+        for option in options.context.command.params
+        if option.name not in options.given
         for name in (*option.opts, *option.secondary_opts)
         if name.startswith("-")
     }
-    found = dict.fromkeys(word.partition("=")[0] for word in arguments)
-    meant = [word for word in found if word in ours]
-    if meant:
+    found = dict.fromkeys(word.partition("=")[0] for word in options.arguments or ())
+    misplaced = [word for word in found if word in ours]
+    if misplaced:
         print(
-            f"what comes after the script is the script's own, {join_words(meant)} too; options "
-            "of paceline come before it",
+            "note: everything after the script is passed to it, including "
+            f"{join_words(misplaced)}; put options for paceline before the script",
             file=sys.stderr,
         )
 
 
 def _run(settings: Settings, run_dir: Path, load: Load, is_resumed: bool) -> int:
-    before, trace = _weights(run_dir), run_dir / "trace.jsonl"
+    weights_before, trace = _weights(run_dir), run_dir / "trace.jsonl"
     size_before = _size(trace)
     with ForkServer(Path(settings.script)) as forkserver:
         code = launch(
             settings, run_dir, forkserver, load, _first_line(settings, run_dir, is_resumed)
         )
     with patience_with(sys.stderr), patience_with(sys.stdout):
-        if _size(trace) != size_before:  # otherwise nothing was run, and it is of an earlier time
+        if _size(trace) != size_before:  # otherwise nothing ran, and the trace is an older one
             load("report").print_report(trace)
             sys.stdout.flush()
-        _tell_what_came_of_it(run_dir, _weights(run_dir) - before)
+        _print_files(run_dir, _weights(run_dir) - weights_before)
     return code
 
 
 def _size(path: Path) -> int | None:
-    """How long a file is; None: there is none."""
+    """Return the size of a file, or None if it doesn't exist."""
     return path.stat().st_size if path.exists() else None
 
 
 def launch(
     settings: Settings, run_dir: Path, forkserver: ForkServer, load: Load, first_line: str = ""
 ) -> int:
-    """Run this to its end, with a panel where there is a terminal; return the exit code."""
+    """Run to the end, with a live panel on a terminal; return the exit code."""
     is_live = sys.stderr.isatty()
     settings = msgspec.structs.replace(settings, progress=not is_live)
-    one = Launcher(settings, run_dir, forkserver)
-    forkserver.start()  # so that it loads what it needs while we do
+    launcher = Launcher(settings, run_dir, forkserver)
+    forkserver.start()  # it imports torch while we import the panel
     screen = load("panel").Panel(settings, run_dir / "trace.jsonl") if is_live else None
-    return one.run(screen, first_line)
+    return launcher.run(screen, first_line)
 
 
 def _first_line(settings: Settings, run_dir: Path, is_resumed: bool) -> str:
-    """Say what is run."""
-    workers = settings.spec.workers
-    s = "s" if workers == 1 else ""
-    verb = f"go{'es' if s else ''} on with" if is_resumed else f"train{s}"
-    # A latency says its units, which whoever wrote a bare number may have forgotten.
-    slow = f", a gradient takes at least {parse_latency(settings.slow)}" if settings.slow else ""
-    who = f"{plural(workers, 'worker')} under {settings.policy}"
-    return f"{who} {verb} {settings.script}{slow}; folder {run_dir}"
+    """Say what is about to run."""
+    workers = plural(settings.spec.workers, "worker")
+    verb = "continuing" if is_resumed else "training"
+    # Print the delay as it was understood: it shows a unit that was forgotten.
+    slow = f", at least {parse_latency(settings.slow)} per gradient" if settings.slow else ""
+    return (
+        f"{verb} {settings.script} with {workers} under {settings.policy}{slow}; folder {run_dir}"
+    )
 
 
 def _weights(run_dir: Path) -> set[tuple[Path, int, int]]:
-    """The files with weights, each with what changes when it is written anew."""
+    """Return the weight files, each with an identity that changes when it is rewritten."""
     stats = {path: path.stat() for path in run_dir.glob("weights*.pt")}
     return {(path, stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
-def _is_over(run_dir: Path, options: dict[str, Any], given: Set[str]) -> bool:
-    """Whether nothing is left to do, by the end that the run had or is given; if so, say it."""
+def _is_over(run_dir: Path, options: RunOptions) -> bool:
+    """Return whether the run has already reached its end, and if so print how to extend it."""
     version = finished_at(run_dir)
-    if version is None or (given & ENDS and (options["steps"] or inf) > version):
+    if version is None or (options.given & ENDS and (options.steps or inf) > version):
         return False
     print(
-        f"The run in {run_dir} has come to its end, with {plural(version, 'update')}; to train on: "
-        f"paceline run --resume {quote(str(run_dir))} --steps {2 * version}",
+        f"The run in {run_dir} has already finished after {plural(version, 'update')}. To train "
+        f"longer: paceline run --resume {quote(str(run_dir))} --steps {2 * version}",
         file=sys.stderr,
     )
     return True
 
 
-def _tell_what_came_of_it(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
-    """Say where things are, and how to go on with a run that has not come to its end."""
+def _print_files(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
+    """Print where the results are, and how to continue a run that did not finish."""
     trace, weights = run_dir / "trace.jsonl", sorted(path for path, *_ in written)
-    if trace.exists():  # a run that failed before it began has none
-        print(f"The trace is {trace}", file=sys.stderr)
+    if trace.exists():  # a run that failed before it started has none
+        print(f"Trace: {trace}", file=sys.stderr)
     if weights:
-        print(f"The weights are {', '.join(map(str, weights))}", file=sys.stderr)
+        print(f"Weights: {', '.join(map(str, weights))}", file=sys.stderr)
     if finished_at(run_dir) is None and any((run_dir / "checkpoints").glob("*.ckpt")):
-        print(f"To go on: paceline run --resume {quote(str(run_dir))}", file=sys.stderr)
+        print(f"Continue with: paceline run --resume {quote(str(run_dir))}", file=sys.stderr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How the verbs print: units, tables, and progress that appears only when something takes long."""
+"""How the verbs print: JSON, tables, and a progress bar for what takes long."""
 
 import sys
 from io import StringIO
@@ -15,7 +15,7 @@ from rich.table import Table
 from paceline.watch.words import human_bytes, human_seconds, percent, three_digits
 
 __all__ = [
-    "Patience",
+    "DelayedProgressBar",
     "human_bytes",
     "human_seconds",
     "percent",
@@ -25,21 +25,21 @@ __all__ = [
     "three_digits",
 ]
 
-PATIENCE_S = 2.0
+SHOW_AFTER_S = 2.0
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print a value as one JSON document."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table, the first column to the left and the others to the right."""
+    """Print a table; the first column is aligned left, the others right."""
     _show_table(title, columns, rows, sys.stdout)
 
 
 def table_text(title: str, columns: list[str], rows: list[list[str]]) -> str:
-    """The same as text."""
+    """Return the same table as text."""
     text = StringIO()
     _show_table(title, columns, rows, text)
     return text.getvalue()
@@ -51,21 +51,21 @@ def _show_table(title: str, columns: list[str], rows: list[list[str]], to: TextI
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    # As wide as it is: a terminal that wraps a table shows more than one that cuts its numbers.
+    # Use the full width: a wrapped table is more useful than one with truncated numbers.
     width = Console(width=1000).measure(table).maximum
     Console(width=width, file=to).print(title, table, "", sep="\n", soft_wrap=True)
 
 
-class Patience:
-    """Progress on a terminal, shown only once something has taken two seconds."""
+class DelayedProgressBar:
+    """A progress bar on the terminal that appears only after two seconds."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._began = monotonic()
         self._console = Console(stderr=True)
         self._progress: Progress | None = None
 
-    def __enter__(self) -> "Patience":
+    def __enter__(self) -> "DelayedProgressBar":
         return self
 
     def __exit__(
@@ -78,12 +78,12 @@ class Patience:
             self._progress.stop()
 
     def show(self, done: float) -> None:
-        """Tell the share that is done."""
+        """Show which share of the work is done."""
         if self._progress is None:
-            if not self._console.is_terminal or monotonic() - self._began < PATIENCE_S:
+            if not self._console.is_terminal or monotonic() - self._began < SHOW_AFTER_S:
                 return
             columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
             self._progress = Progress(*columns, console=self._console, transient=True)
-            self._progress.add_task(self._what, total=1.0)
+            self._progress.add_task(self._title, total=1.0)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=done)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline simulate`: one rule or several on one simulated cluster."""
+"""`paceline simulate`: one or several rules on a simulated cluster."""
 
 import sys
-from typing import Any
+from dataclasses import replace
 
 from paceline.cli import EXIT_FAILED
 from paceline.cli.inputs import Inputs, read_inputs
+from paceline.cli.options import SimulateOptions
 from paceline.cli.show import (
-    Patience,
+    DelayedProgressBar,
     human_bytes,
     human_seconds,
     percent,
@@ -31,42 +32,49 @@ COLUMNS = ["policy", "updates/s", "step", "p99", "staleness", "accepted", "idle"
 TRAFFIC_COLUMNS = ["sent/update", "in vain"]
 
 
-def run(policy: list[str] | None, **options: Any) -> None:
-    """Simulate, print, write what was asked for."""
-    if options["steps"] is None and not options["until"]:
-        options["steps"] = DEFAULT_STEPS
-    inputs = read_inputs(options, options["replay"], in_order=True)
-    policies = policy or _round_of_policies(inputs.spec.workers)
-    if options["save"] is not None and len(policies) > 1:
-        raise SpecError("--save saves one trace; give one --policy with it")
-    check_ending(options["plot"])
-    until = parse_seconds(options["until"], "--until") if options["until"] else None
+def run(options: SimulateOptions) -> None:
+    """Simulate each rule, print the comparison, write the requested files."""
+    inputs = _read_inputs(options)
+    policies = options.policy or _default_policies(inputs.spec.workers)
+    if options.save is not None and len(policies) > 1:
+        raise SpecError(
+            f"--save writes the trace of one rule, but there are {len(policies)}; give one --policy"
+        )
+    check_ending(options.plot)
+    until = parse_seconds(options.until, "--until") if options.until else None
     traces = [_simulate(each, inputs, until) for each in policies]
-    if options["save"] is not None:
-        write_trace(traces[0], options["save"])
+    if options.save is not None:
+        write_trace(traces[0], options.save)
     moved = [trace for trace in traces if any(trace.updates())]
-    if options["plot"] is not None and moved:
-        draw_comparison(moved, options["plot"])
+    if options.plot is not None and moved:
+        draw_comparison(moved, options.plot)
     summaries = [summarize(trace) for trace in moved]
-    if options["as_json"]:
+    if options.as_json:
         print_json(summaries)
     elif moved:
         _print(summaries, inputs)
     if inputs.recording is not None:
-        chance = f"Replayed: {inputs.recording.left_to_chance()}; beyond the recording, drawn."
-        print(chance, file=sys.stderr if options["as_json"] else sys.stdout)
+        note = f"Replayed: {inputs.recording.left_to_chance()}; beyond the recording, drawn."
+        print(note, file=sys.stderr if options.as_json else sys.stdout)
     _exit_if_failed(traces)
 
 
+def _read_inputs(options: SimulateOptions) -> Inputs:
+    inputs = read_inputs(options, options.replay, in_order=True)
+    steps = DEFAULT_STEPS if options.steps is None and not options.until else options.steps
+    spec = replace(inputs.spec, steps=steps, min_workers=options.min_workers)
+    return replace(inputs, spec=spec)
+
+
 def _simulate(policy: str, inputs: Inputs, until: float | None) -> Trace:
-    with Patience(f"simulating {policy}") as patience:
+    with DelayedProgressBar(f"simulating {policy}") as bar:
         steps = inputs.spec.steps
-        on_update = None if steps is None else lambda update: patience.show(update / steps)
+        on_update = None if steps is None else lambda update: bar.show(update / steps)
         return simulate(policy, inputs.cluster, inputs.spec, until=until, on_update=on_update)
 
 
-def _round_of_policies(workers: int) -> list[str]:
-    """The rules side by side, with settings that make sense for so many workers."""
+def _default_policies(workers: int) -> list[str]:
+    """Return one rule of each kind, with settings that suit this number of workers."""
     return [
         "sync",
         f"backup:{min(max(1, workers // 8), workers - 1)}",
@@ -80,7 +88,7 @@ def _round_of_policies(workers: int) -> list[str]:
 
 
 def _exit_if_failed(traces: list[Trace]) -> None:
-    """A run that did not reach its end is told on standard error."""
+    """Report runs that did not finish on standard error and exit."""
     failures = []
     for trace in traces:
         end = trace.records[-1]
@@ -101,11 +109,14 @@ def _print(summaries: list[Summary], inputs: Inputs) -> None:
     if len(summaries) == 1 and first.workers <= SHOWN_WORKERS:
         _print_workers(first)
     if any(s.staleness_mean > 0 for s in summaries):
-        print("Updates a second are not progress: a stale gradient is worth less than a fresh one.")
+        print(
+            "More updates per second are not more progress: a stale gradient is worth less than a "
+            "fresh one."
+        )
 
 
 def comparison_rows(summaries: list[Summary], traffic: bool = False) -> list[list[str]]:
-    """One row for each run."""
+    """Return one table row per run."""
     rows = []
     for s in summaries:
         row = [

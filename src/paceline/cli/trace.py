@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline trace`: look into traces."""
+"""`paceline trace`: inspect the trace of a run."""
 
 from pathlib import Path
 
@@ -15,33 +15,33 @@ __all__ = ["check", "show"]
 
 
 def check(file: Path, as_json: bool) -> None:
-    """Say whether a trace is sound, and what it holds."""
+    """Check that a trace is consistent, and print what it contains."""
     path = trace_file(file)
     trace = _read(path)
     audit(trace, str(path))
     if trace.is_growing and not any(trace.updates()):
-        print(f"{path} is sound, as far as it goes ({RUNNING}): there is no update yet.")
+        print(f"{path} is consistent so far ({RUNNING}): no update yet.")
         return
     summary = summarize(trace)
     if as_json:
         print_json(summary)
         return
-    how_far = "" if summary.ended == FINISHED else f", as far as it goes ({summary.ended})"
+    so_far = "" if summary.ended == FINISHED else f" so far ({summary.ended})"
     fates = ", ".join(f"{count} {fate}" for fate, count in outcomes(summary).items())
     print(
-        f"{path} is sound{how_far}: {trace.header.source} of {summary.policy}, "
+        f"{path} is consistent{so_far}: {trace.header.source} of {summary.policy}, "
         f"{summary.workers} workers, {summary.updates} updates in "
         f"{human_seconds(summary.seconds)}{_restorations(summary)}; gradients: {fates}."
     )
 
 
 def _read(path: Path) -> Trace:
-    """The trace; where its run still goes on, as much of it as there is."""
+    """Read a trace, or the part written so far if its run is still going on."""
     return read_trace(path, is_growing=is_locked(path.parent))
 
 
 def _restorations(summary: Summary) -> str:
-    """How often the run went on from an earlier version, and what that cost."""
+    """Say how often the run continued from an earlier version, and which updates that cost."""
     resumed = [r for r in summary.restorations if r.resumed]
     restored = [r for r in summary.restorations if not r.resumed]
     return _lost("the run was resumed", resumed) + _lost("the server was restored", restored)
@@ -61,6 +61,6 @@ def _range(restoration: Restoration) -> str:
 
 
 def show(file: Path) -> None:
-    """Tell a run in plain words."""
+    """Describe a run in words."""
     path = trace_file(file)
     print("\n".join(report_lines(_read(path), path)))

@@ -30,7 +30,7 @@ def begun(script, folder):
 
 def where(folder):
     """What is said of a run that has come to its end."""
-    return [f"The trace is {folder}/trace.jsonl", f"The weights are {folder}/weights.pt"]
+    return [f"Trace: {folder}/trace.jsonl", f"Weights: {folder}/weights.pt"]
 
 
 # ------------------------------------------------------------------------------- what comes out
@@ -100,12 +100,12 @@ def test_help_tells_how_to_use_it_and_what_the_exit_codes_mean(call):
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["missing.py"], "there is no script missing.py"),
+        (["missing.py"], "script missing.py does not exist"),
         (["-p", "magic", "script.py"], "magic"),
         (["-p", "backup:4", "script.py"], "b must be smaller than the number of workers"),
         (["-w", "0", "script.py"], "workers must be >= 1, got 0"),
         (["--steps", "0", "script.py"], "steps must be >= 1, got 0"),
-        (["--steps", "5", "--epochs", "1", "script.py"], "give one of --steps"),
+        (["--steps", "5", "--epochs", "1", "script.py"], "give only one of --steps"),
         (["--slow", "soon", "script.py"], "soon"),
         (["--ema", "1", "script.py"], "ema must be"),
         (["--clip-norm", "0", "script.py"], "clip_norm must be > 0"),
@@ -217,7 +217,7 @@ elif WORKER == 0:
     code, _, err = call("run", "-w", 2, "--steps", 9, script(troubled(source + QUIET)), ".")
     assert code == 130
     assert "paceline  | server was killed by SIGTERM" in err.splitlines()
-    assert "The trace is" not in err  # there is none yet
+    assert "Trace:" not in err  # there is none yet
 
 
 # ------------------------------------------------------- the command itself, as a user starts it
@@ -311,7 +311,7 @@ def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, 
             begun(one.script, one.folder / "run"),
             "paceline  | stopping; once more to stop at once",
             *where(one.folder / "run"),
-            f"To go on: paceline run --resume {one.folder}/run",
+            f"Continue with: paceline run --resume {one.folder}/run",
         ]
         one.assert_all_are_gone()
         assert isinstance(one.trace().records[-1], Ended)
@@ -334,7 +334,7 @@ def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tm
             begun(one.script, one.folder / "run"),
             "paceline  | stopping; once more to stop at once",
             *where(one.folder / "run"),
-            f"To go on: paceline run --resume {one.folder}/run",
+            f"Continue with: paceline run --resume {one.folder}/run",
         ]
         one.assert_all_are_gone()
         assert isinstance(one.trace().records[-1], Ended)

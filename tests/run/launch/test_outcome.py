@@ -99,7 +99,7 @@ def test_what_is_left_to_do_is_told_of_and_how_to_go_on(call, script):
     source = TRAINING + "def trouble(run):\n    if run.version == 3: sys.exit(0)\n" + LOOP
     code, _, err = call("run", "-w", 1, "--steps", 9, "--run-dir", "a run", script(source), ".")
     assert code == 0
-    assert "To go on: paceline run --resume 'a run'" in err.splitlines()
+    assert "Continue with: paceline run --resume 'a run'" in err.splitlines()
 
 
 # ------------------------------------------------------------------------------------ exit codes
@@ -271,11 +271,14 @@ def test_a_line_that_a_killed_server_has_left_half_is_not_in_the_way_of_the_next
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (("-w", 1), "1 worker under sync trains script.py; folder run"),
-        (("-w", 2, "-p", "backup:1"), "2 workers under backup:1 train script.py; folder run"),
+        (("-w", 1), "training script.py with 1 worker under sync; folder run"),
+        (
+            ("-w", 2, "-p", "backup:1"),
+            "training script.py with 2 workers under backup:1; folder run",
+        ),
         (
             ("-w", 1, "--slow", "0.002"),
-            "1 worker under sync trains script.py, a gradient takes at least 2ms; folder run",
+            "training script.py with 1 worker under sync, at least 2ms per gradient; folder run",
         ),
     ],
 )
@@ -302,8 +305,8 @@ def test_options_of_ours_after_the_script_get_a_hint(call, script, given, to_scr
     assert code == 0, err
     assert f"worker 0  | {to_script}" in out.splitlines()
     expected = (
-        f"what comes after the script is the script's own, {hint} too; options of paceline come "
-        "before it"
+        f"note: everything after the script is passed to it, including {hint}; put options for "
+        "paceline before the script"
     )
     assert err.splitlines().count(expected) == bool(hint)
 

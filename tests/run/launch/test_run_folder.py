@@ -86,7 +86,7 @@ def test_a_run_is_resumed_as_it_was(stopped, call):
     assert restored(stopped) == [2]
     assert Settings.read(stopped / "spec.json") == before
     assert (stopped / "token").read_text() != token
-    assert "The trace is run/trace.jsonl" in err.splitlines()
+    assert "Trace: run/trace.jsonl" in err.splitlines()
 
 
 def test_what_the_command_line_gives_is_changed_and_nothing_else(stopped, call):
@@ -113,14 +113,14 @@ def test_a_script_that_is_named_takes_the_place_of_the_one_before(stopped, call,
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ([], "which script? call it as: paceline run train.py; or go on with a run"),
-        (["--resume", "nowhere"], "there is no run in nowhere, for it has no spec.json"),
-        (["--resume", "empty"], "there is no run in empty, for it has no spec.json"),
+        ([], "no script given; start a run with: paceline run train.py"),
+        (["--resume", "nowhere"], "there is no run in nowhere: it has no spec.json"),
+        (["--resume", "empty"], "there is no run in empty: it has no spec.json"),
         (["--resume", "broken"], "broken/spec.json: "),
-        (["--resume", "nameless"], "does not tell the script; name it at the end"),
+        (["--resume", "nameless"], "does not name the script; add it to the end"),
         (["--resume", "gone"], "there is no script gone.py"),
         (["--resume", "gone", "--run-dir", "new"], "give --resume or --run-dir"),
-        (["--resume", "gone", "--steps", "1", "--epochs", "1"], "give one of --steps"),
+        (["--resume", "gone", "--steps", "1", "--epochs", "1"], "give only one of --steps"),
         (["--resume", "gone", "-w", "0"], "workers must be >= 1, got 0"),
         (["--resume", "gone", "-p", "backup:9"], "b must be smaller than the number of workers"),
         (["--patience", "soon", "script.py"], "patience must be a duration such as"),
@@ -249,7 +249,7 @@ def test_a_run_that_has_come_to_its_end_says_so_and_starts_nothing(finished, cal
         code, out, err = call("run", "--resume", "run", *words)
         assert (code, out) == (0, "")
         assert err == (
-            "The run in run has come to its end, with 4 updates; to train on: paceline run "
+            "The run in run has already finished after 4 updates. To train longer: paceline run "
             "--resume run --steps 8\n"
         )
     assert (finished / "token").read_text() == token
@@ -260,7 +260,7 @@ def test_a_run_that_has_come_to_its_end_goes_on_to_a_later_one(finished, call):
     code, out, err = call("run", "--resume", "run", "--steps", 6)
     assert code == 0, err
     assert f"worker 0  | at 6 in {finished.parent}" in out.splitlines()
-    assert "with 6 updates" in call("run", "--resume", "run")[2]
+    assert "after 6 updates" in call("run", "--resume", "run")[2]
 
 
 def test_a_run_that_goes_on_after_its_end_and_is_stopped_is_not_finished(finished, call, tmp_path):
@@ -269,7 +269,7 @@ def test_a_run_that_goes_on_after_its_end_and_is_stopped_is_not_finished(finishe
     path.write_text(source.replace("    optimizer.step()", "    raise ValueError('out of luck')"))
     code, _, err = call("run", "--resume", "run", "--steps", 6)
     assert code == 1
-    assert "To go on: paceline run --resume run" in err.splitlines()
+    assert "Continue with: paceline run --resume run" in err.splitlines()
     path.write_text(source)
     code, out, err = call("run", "--resume", "run")
     assert code == 0, err
@@ -279,7 +279,7 @@ def test_a_run_that_goes_on_after_its_end_and_is_stopped_is_not_finished(finishe
 def test_a_refused_resume_does_not_make_a_run_unfinished(finished, call):
     fail_before_it_is_prepared(finished)
     assert call("run", "--resume", "run", "--steps", 6)[0] == 1
-    assert "with 4 updates" in call("run", "--resume", "run")[2]
+    assert "after 4 updates" in call("run", "--resume", "run")[2]
 
 
 def test_a_script_that_failed_after_the_last_update_can_be_brought_to_its_end(
@@ -290,13 +290,13 @@ def test_a_script_that_failed_after_the_last_update_can_be_brought_to_its_end(
     path.write_text(source + "\nraise ValueError('out of luck')\n")
     code, _, err = call("run", "--resume", "run")
     assert code == 1
-    assert "To go on: paceline run --resume run" in err.splitlines()
+    assert "Continue with: paceline run --resume run" in err.splitlines()
     path.write_text(source)
     code, out, err = call("run", "--resume", "run")
     assert code == 0, err
     assert f"worker 0  | at 4 in {tmp_path}" in out.splitlines()
     assert "has come to its end at update" not in err
-    assert "To go on" not in err
+    assert "Continue with" not in err
 
 
 def test_a_run_that_is_given_an_earlier_end_than_it_has_reached_comes_to_it_at_once(stopped, call):
@@ -304,14 +304,14 @@ def test_a_run_that_is_given_an_earlier_end_than_it_has_reached_comes_to_it_at_o
     assert code == 0, err
     assert f"worker 0  | at 2 in {stopped.parent}" in out.splitlines()
     assert "has come to its end at update" not in err
-    assert "with 2 updates" in call("run", "--resume", "run")[2]
+    assert "after 2 updates" in call("run", "--resume", "run")[2]
 
 
 # ------------------------------------------------------------------------------- what is said of it
 
 
 def test_the_weights_that_are_named_are_those_that_this_run_has_written(stopped, call, tmp_path):
-    weights = "The weights are run/weights.pt"
+    weights = "Weights: run/weights.pt"
     path = tmp_path / "script.py"
     source = path.read_text()
     path.write_text(source.replace("    optimizer.step()", "    raise ValueError('out of luck')"))
@@ -319,18 +319,18 @@ def test_the_weights_that_are_named_are_those_that_this_run_has_written(stopped,
     assert code == 1
     assert (stopped / "weights.pt").exists()
     assert weights not in err.splitlines()
-    assert "To go on: paceline run --resume run" in err.splitlines()
+    assert "Continue with: paceline run --resume run" in err.splitlines()
     path.write_text(source)
     code, _, err = call("run", "--resume", "run")
     assert code == 0
     assert weights in err.splitlines()
-    assert "To go on" not in err
+    assert "Continue with" not in err
 
 
 def test_the_first_line_says_that_a_run_goes_on(stopped, call):
     _, _, err = call("run", "--resume", "run")
     script = stopped.parent / "script.py"
-    assert err.splitlines()[0] == f"1 worker under async goes on with {script}; folder run"
+    assert err.splitlines()[0] == f"continuing {script} with 1 worker under async; folder run"
 
 
 def test_arguments_that_cannot_be_written_down_are_refused(tmp_path, script):

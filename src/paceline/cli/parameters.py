@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Command-line parameters that several verbs share, and the step from a class to a command.
+
+`accepts` turns a dataclass of options into the parameters of a command, so that each option is
+declared once and reaches its verb as a typed value. `paceline --help` loads this module: it must
+import nothing heavy.
+"""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+
+__all__ = [
+    "RULES",
+    "Arguments",
+    "AsJson",
+    "ClipNorm",
+    "Ema",
+    "Epochs",
+    "Experiments",
+    "Faults",
+    "LabOut",
+    "Late",
+    "Latency",
+    "MinWorkers",
+    "Network",
+    "Plot",
+    "RealWorkers",
+    "Requeue",
+    "Samples",
+    "Seed",
+    "Slow",
+    "TraceFile",
+    "Workers",
+    "accepts",
+]
+
+T = TypeVar("T")
+
+
+def accepts(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Make a function of one options object a command with an option for each field."""
+
+    def decorate(verb: Callable[[T], None]) -> Callable[..., None]:
+        def command(**values: Any) -> None:
+            verb(options(**values))
+
+        signature = inspect.signature(options)
+        command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+        command.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
+        command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return command
+
+    return decorate
+
+
+RULES = "sync, backup:b, batchsync:k, deadline:q, async, softsync:c, ssp:s, delayed:k"
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", "-w", help="Number of workers. [default: 8, or as many as the trace has]"
+    ),
+]
+Latency = Annotated[
+    str | None,
+    typer.Option(
+        "--latency",
+        "-l",
+        help="How long a worker takes for one gradient: '50ms', 'exp:20ms,shift=50ms', "
+        "'lognormal:1.4s,0.2', 'gamma:MEAN,SHAPE', 'pareto:SCALE,ALPHA', 'weibull:SCALE,SHAPE'. "
+        "Add terms with +: '50ms + 5% exp:500ms' takes 500 ms longer on average in 5% of the "
+        "cases. Mix with |: '95% 50ms | 5% exp:1s'. Append '; worker 7 x2.2' for a worker that is "
+        "always slower, '; phases x3 for 5s every 60s' for slow phases. 'trace:FILE' uses the "
+        "times of a recorded run. A number without a unit is in seconds. "
+        "[default: 50ms + 5% exp:500ms]",
+    ),
+]
+Network = Annotated[
+    str,
+    typer.Option(
+        help="The cost of moving the model, such as "
+        "'model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1'. Without it, moving data is free."
+    ),
+]
+Faults = Annotated[
+    str,
+    typer.Option(
+        help="Faults to simulate: 'kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 3 at "
+        "10s for 5s'."
+    ),
+]
+Late = Annotated[
+    Literal["cancel", "finish"],
+    typer.Option(
+        help="What a late worker does: cancel its work at once, or finish it and have it dropped."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same result.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Plot = Annotated[
+    Path | None, typer.Option(help="Also draw a figure into this file (.png, .svg or .pdf).")
+]
+TraceFile = Annotated[
+    Path, typer.Argument(help="A trace file (JSON lines), or the folder of a run.")
+]
+MinWorkers = Annotated[
+    int, typer.Option(help="Pause the run while fewer workers than this are alive.")
+]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(help="Arguments for the script.", show_default=False)
+]
+RealWorkers = Annotated[int, typer.Option("--workers", "-w", help="Number of workers.")]
+Samples = Annotated[
+    int | None, typer.Option(help="Stop after this many samples have gone into updates.")
+]
+Epochs = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop after this many epochs. [default: 1, unless --steps or --samples is given]"
+    ),
+]
+Requeue = Annotated[
+    bool,
+    typer.Option(help="Train again on batches whose gradient was dropped, or skip them."),
+]
+Ema = Annotated[
+    float | None,
+    typer.Option(help="Keep an exponential moving average of the weights, e.g. 0.9999."),
+]
+ClipNorm = Annotated[
+    float | None, typer.Option(help="Clip the averaged gradient of each update to this norm.")
+]
+Slow = Annotated[
+    str,
+    typer.Option(
+        help="Inject delays: each gradient takes at least this long, e.g. "
+        "'50ms + 5% exp:500ms; worker 3 x2'. See --latency of paceline simulate."
+    ),
+]
+Experiments = Annotated[
+    list[str] | None,
+    typer.Argument(help="Names of experiments. [default: all]", show_default=False),
+]
+LabOut = Annotated[
+    Path, typer.Option(help="The folder for tables, figures and the cache of finished trials.")
+]
