@@ -243,7 +243,7 @@ keep(run, warned=warned)
 @pytest.mark.parametrize(
     ("source", "code", "what"),
     [
-        ("", 1, "the script has never called run.prepare(), so nothing was trained"),
+        ("", 1, "nothing was trained: the script never called run.prepare()"),
         ("def", 1, "SyntaxError: invalid syntax"),
         (TRAINING + "paceline.join().prepare(model, optimizer)", 1, "no update was made"),
         (TRAINING + "paceline.join().prepare([model], optimizer)", 2, "one by one, not in lists"),
@@ -276,7 +276,10 @@ def trouble(run):
 """
     ran = launch(troubled(trouble), workers=2, steps=5)
     assert ran.code == 1
-    assert "worker 0 was lost: what the script does once, if run.is_first, is not done" in ran.err
+    assert (
+        "worker 0 was lost, so what the script does only once (`if run.is_first`) is not done"
+        in ran.err
+    )
 
 
 def test_a_worker_whose_gradients_are_never_finite_is_named_once(launch):

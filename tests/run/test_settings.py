@@ -160,8 +160,8 @@ def test_the_token_is_read_from_its_file(tmp_path):
     [
         (None, "cannot read the token in .*No such file"),
         (b"\xff", "cannot read the token in .*ascii"),
-        (b"", "there is no token in "),
-        (b" \n", "there is no token in "),
+        (b"", "the token file .* is empty"),
+        (b" \n", "the token file .* is empty"),
     ],
 )
 def test_a_token_that_is_none_is_named(tmp_path, content, what):

@@ -20,7 +20,7 @@ from paceline.cli.show import print_table, table_text
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError
 from paceline.run.launch.forkserver import ForkServer
-from paceline.run.launch.output import patience_with
+from paceline.run.launch.output import ignoring_closed_stream
 from paceline.run.launch.run_folder import new_run_dir
 from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
@@ -137,7 +137,7 @@ def _leave_out(comparison: Comparison, settings: Settings, code: int) -> None:
 
 
 def _say(text: str) -> None:
-    with patience_with(sys.stderr):
+    with ignoring_closed_stream(sys.stderr):
         print(text, file=sys.stderr)
 
 

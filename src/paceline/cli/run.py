@@ -17,7 +17,7 @@ from paceline.errors import SpecError
 from paceline.latency import parse_latency
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher
-from paceline.run.launch.output import patience_with
+from paceline.run.launch.output import ignoring_closed_stream
 from paceline.run.launch.run_folder import finished_at, new_run_dir
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
@@ -160,7 +160,7 @@ def _run(settings: Settings, run_dir: Path, load: Load, is_resumed: bool) -> int
         code = launch(
             settings, run_dir, forkserver, load, _first_line(settings, run_dir, is_resumed)
         )
-    with patience_with(sys.stderr), patience_with(sys.stdout):
+    with ignoring_closed_stream(sys.stderr), ignoring_closed_stream(sys.stdout):
         if _size(trace) != size_before:  # otherwise nothing ran, and the trace is an older one
             load("report").print_report(trace)
             sys.stdout.flush()

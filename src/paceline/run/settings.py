@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a real run is told beside its `RunSpec`, and the file that tells it to the server."""
+"""The settings of a real run: its `RunSpec`, everything else, and the file that holds them."""
 
 from math import inf
 from pathlib import Path
@@ -18,76 +18,76 @@ __all__ = ["Every", "Settings", "parse_every"]
 
 
 class Every(NamedTuple):
-    """How often something is done."""
+    """How often to do something."""
 
     updates: float = inf
     seconds: float = inf
 
 
 def parse_every(text: str) -> Every:
-    """Read a number of updates ("100") or a duration ("60s"); "0" means never."""
-    what = "how often a checkpoint is made"
+    """Parse a number of updates ("100") or a duration ("60s"); "0" means never."""
+    what = "checkpoint_every"
     try:
         if text.strip().isdecimal():
             return Every(updates=int(text) or inf)
         return Every(seconds=parse_seconds(text, what) or inf)
-    except ValueError:  # also of a number with thousands of digits
+    except ValueError:  # also raised for a number with thousands of digits
         raise SpecError(
             f"{what} must be a number of updates or a duration such as 60s, got {text!r}"
         ) from None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a run is told; nothing of it changes while it lasts."""
+    """The settings of a run, which don't change while it runs."""
 
     spec: RunSpec
     policy: str = "sync"
 
     samples: int | None = None
-    """The run ends when so many samples have come into updates."""
+    """Stop after this many samples."""
 
     epochs: float | None = None
-    """The run ends when so many times the data set has come into updates."""
+    """Stop after this many epochs."""
 
     ema: float | None = None
-    """The server keeps a moving average of the weights: old x ema + new x (1 - ema)."""
+    """Decay of the server's moving average of the weights: old x ema + new x (1 - ema)."""
 
     clip_norm: float | None = None
-    """The averaged gradient of an update is clipped to this norm."""
+    """Clip the averaged gradient of each update to this norm."""
 
     slow: str = ""
-    """A latency: each gradient takes at least as long as it says."""
+    """An injected latency: each gradient takes at least this long."""
 
     requeue: bool = True
-    """Whether a worker gets the batch again whose gradient was dropped."""
+    """Whether a worker processes a batch again if its gradient was dropped."""
 
     checkpoint_every: str = "60s"
-    """How often the run is saved: a number of updates, or a duration; "0": never."""
+    """How often to save a checkpoint: a number of updates, or a duration; "0": never."""
 
     patience_s: float = 60.0
-    """A run that has paused for so long ends."""
+    """End the run after it has been paused for this long."""
 
     restart: bool = True
-    """Whether who dies is started again."""
+    """Whether processes that die are restarted."""
 
     progress: bool = True
-    """Whether the server says every few seconds how it gets on."""
+    """Whether the server prints its progress every few seconds."""
 
     script: str = ""
-    """The path of the script, for whoever resumes the run."""
+    """The path of the script."""
 
     arguments: tuple[str, ...] = ()
-    """What the script is given."""
+    """The arguments of the script."""
 
     folder: str = ""
-    """That the script works in, which its relative paths begin at; "": where it is started."""
+    """The working directory of the script; "": the current one."""
 
     def __post_init__(self) -> None:
         parse_policy(self.policy).validate(self.spec)
         if self.slow:
             parse_latency(self.slow).validate(self.spec)
         if self.spec.seed > LARGEST:
-            raise SpecError(f"seed must be at most {LARGEST} to travel, got {self.spec.seed}")
+            raise SpecError(f"seed must be at most {LARGEST}, got {self.spec.seed}")
         if self.samples is not None and self.samples < 1:
             raise SpecError(f"samples must be >= 1, got {self.samples}")
         if self.epochs is not None and not 0 < self.epochs < inf:
@@ -100,8 +100,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SpecError(f"patience must be >= 0 and finite, got {self.patience_s}")
         parse_every(self.checkpoint_every)
 
+    def with_absolute_paths(self) -> "Settings":
+        """Return settings with absolute paths; raise SpecError if script or folder don't exist."""
+        script, folder = Path(self.script), Path(self.folder or ".")
+        if not script.is_file():
+            raise SpecError(f"there is no script {script}")
+        if not folder.is_dir():
+            raise SpecError(
+                f"the script's working directory {folder} no longer exists; create it, or name the "
+                "script and its arguments to run it in the current directory"
+            )
+        try:
+            script, folder = script.resolve(), folder.resolve()
+        except OSError as error:
+            raise SpecError(f"cannot find the current directory: {error.strerror}") from None
+        for text in (str(script), str(folder), *self.arguments):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise SpecError(f"a script and its arguments must be UTF-8, got {text!r}") from None
+        return msgspec.structs.replace(self, script=str(script), folder=str(folder))
+
     def write(self, path: Path) -> None:
-        """Write it for the server, and for people; raises SpecError if that cannot be."""
+        """Write the settings as JSON; raise SpecError if the file can't be written."""
         try:
             with written_whole(path) as partial:
                 body = msgspec.json.format(msgspec.json.encode(self), indent=2)
@@ -111,7 +132,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
-        """Read what `write` wrote; raises SpecError that names the file."""
+        """Read what `write` wrote; raise SpecError, which names the file, if it is bad."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as error:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from paceline.errors import PeerLost
-from paceline.run.launch.child import END_OF_FAILURE, Ends, Task
+from paceline.run.launch.child import END_OF_FAILURE, ChildPipes, Task
 from paceline.run.launch.environment import Identity, variables
-from paceline.run.launch.forkserver import ForkServer, how_it_ended
+from paceline.run.launch.forkserver import ForkServer, describe_exit
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
@@ -31,7 +31,9 @@ class Born:
         while not forkserver.wait_ready(1.0):
             pass
         (self.out, out), (self.err, err), (self.told, told) = (os.pipe() for _ in range(3))
-        self.pid = forkserver.fork(msgspec.structs.replace(task, **changes), Ends(out, err, told))
+        self.pid = forkserver.fork(
+            msgspec.structs.replace(task, **changes), ChildPipes(out, err, told)
+        )
         for fd in (out, err, told):
             os.close(fd)
 
@@ -39,7 +41,7 @@ class Born:
         """Wait for its end, and return its exit code."""
         while True:
             select.select([self._forkserver], [], [], PATIENCE_S)
-            for ended in self._forkserver.ended():
+            for ended in self._forkserver.take_exited():
                 if ended.pid == self.pid:
                     return ended.code
 
@@ -210,8 +212,7 @@ def test_when_it_is_killed_all_die_and_the_run_ends_and_it_can_be_started_again(
         code = Launcher(settings, tmp_path / "run", forkserver).run()
         assert code == 1
         assert capsys.readouterr().err == (
-            "paceline  | the process that all others are forked from was killed by SIGKILL: the "
-            "run cannot go on\n"
+            "paceline  | the fork server was killed by SIGKILL; the run can't continue\n"
         )
         for name in ("server", "0", "1"):
             wait_until_it_is_gone(int((tmp_path / "run" / name).read_text()))
@@ -238,12 +239,12 @@ def test_one_that_cannot_load_is_told_of(monkeypatch, capfd):
     monkeypatch.setattr("paceline.run.launch.forkserver.PRELOAD", ["no_such_module"])
     with ForkServer() as forkserver:
         forkserver.start()
-        with pytest.raises(PeerLost, match="that all others are forked from failed with exit cod"):
+        with pytest.raises(PeerLost, match="the fork server failed with exit cod"):
             forkserver.wait_ready(PATIENCE_S)
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 
 def test_signals_without_a_name_have_a_number():
-    assert how_it_ended(-signal.SIGKILL) == "was killed by SIGKILL"
-    assert how_it_ended(-40) == "was killed by signal 40"
-    assert how_it_ended(3) == "failed with exit code 3"
+    assert describe_exit(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert describe_exit(-40) == "was killed by signal 40"
+    assert describe_exit(3) == "failed with exit code 3"

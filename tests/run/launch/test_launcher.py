@@ -112,7 +112,7 @@ def test_help_tells_how_to_use_it_and_what_the_exit_codes_mean(call):
         (["--min-workers", "9", "script.py"], "min_workers must be between"),
         (["--seed", "-1", "script.py"], "seed must be >= 0, got -1"),
         (["--run-dir", ".", "script.py"], "is not empty"),
-        (["--run-dir", "script.py", "script.py"], "cannot make a folder"),
+        (["--run-dir", "script.py", "script.py"], "cannot create the run folder"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(call, script, words, what):
@@ -170,7 +170,7 @@ def trouble(run):
 """
     ran = launch(troubled(source), steps=None, samples=10**9)
     assert ran.code == code
-    assert ran.err == "paceline  | stopping; once more to stop at once\n"
+    assert ran.err == "paceline  | stopping; interrupt again to stop immediately\n"
     end = ran.trace.records[-1]
     assert isinstance(end, Ended)
     assert end.version == len(counts(ran.trace)) >= 5
@@ -204,7 +204,7 @@ def trouble(run):
     path = script(troubled(source))
     code, _, err = call("run", "-w", 2, "--steps", 10**6, "--run-dir", "run", path, "run")
     assert code == 130
-    assert err.splitlines().count("paceline  | worker 1 had not ended, and was killed") == 1
+    assert err.splitlines().count("paceline  | worker 1 was still running and was killed") == 1
 
 
 def test_an_interrupt_before_the_server_is_ready_ends_it_too(call, script):
@@ -309,7 +309,7 @@ def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, 
         assert code == 128 + number
         assert err.splitlines() == [
             begun(one.script, one.folder / "run"),
-            "paceline  | stopping; once more to stop at once",
+            "paceline  | stopping; interrupt again to stop immediately",
             *where(one.folder / "run"),
             f"Continue with: paceline run --resume {one.folder}/run",
         ]
@@ -332,7 +332,7 @@ def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tm
         assert code == 130
         assert err.splitlines() == [
             begun(one.script, one.folder / "run"),
-            "paceline  | stopping; once more to stop at once",
+            "paceline  | stopping; interrupt again to stop immediately",
             *where(one.folder / "run"),
             f"Continue with: paceline run --resume {one.folder}/run",
         ]

@@ -9,10 +9,9 @@ import torch
 
 from failures import LOOP, TRAINING, counts, troubled
 from paceline import cli, errors
-from paceline.run.launch.child import STOPS
 from paceline.run.launch.forkserver import modules_of
-from paceline.run.launch.restarts import End, Follower
 from paceline.run.launch.run_folder import finished_at
+from paceline.run.launch.stop_signals import STOP_SIGNALS
 from paceline.trace.schema import FINISHED, STOPPED, Restored
 
 STEPS = 8
@@ -40,7 +39,7 @@ def trouble(run):
 def test_a_worker_whose_script_ends_in_the_middle_of_the_run_is_told_of_once(launch):
     ran = launch(troubled("LEAVERS = [1]\n" + EARLY), steps=STEPS)
     assert ran.code == 0
-    assert words(ran.err) == ["worker 1 has come to its end at update 3 of 8"]
+    assert words(ran.err) == ["the script of worker 1 ended at update 3 of 8"]
     assert counts(ran.trace) == [2] * 3 + [1] * 5
 
 
@@ -52,16 +51,16 @@ def trouble(run):
 """
     ran = launch(troubled(trouble), steps=STEPS)
     assert ran.code == 0
-    assert words(ran.err) == ["worker 1 has come to its end at update 7 of 8"]
+    assert words(ran.err) == ["the script of worker 1 ended at update 7 of 8"]
 
 
 @pytest.mark.parametrize(
     ("goal", "where"),
     [
-        ({"steps": 1000}, "at update 3 of 1000, before the run came to its goal"),
+        ({"steps": 1000}, "at update 3 of 1000, before the run reached its goal"),
         (
             {"steps": None, "samples": 500},
-            "at update 3, before the run came to its goal, 500 samples",
+            "at update 3, before the run reached its goal of 500 samples",
         ),
     ],
 )
@@ -91,7 +90,7 @@ def trouble(run):
     ran = launch(troubled(trouble), steps=STEPS)
     assert ran.code == 0
     assert words(ran.err) == [
-        "the run was stopped at update 3 of 8, before the run came to its goal"
+        "the run was stopped at update 3 of 8, before the run reached its goal"
     ]
 
 
@@ -115,7 +114,7 @@ def trouble(run):
     assert ran.code == 1
     assert words(ran.err) == [
         "worker 1 failed with exit code 3",
-        "the run came to its goal, but worker 1 failed with exit code 3: exit code 1",
+        "the run reached its goal, but worker 1 failed with exit code 3: exit code 1",
     ]
     assert finished_at(ran.folder) == STEPS  # nothing is left to do
 
@@ -125,7 +124,7 @@ def test_several_workers_that_failed_are_one_reason(launch):
     assert ran.code == 1
     why = words(ran.err)[-1]
     assert re.fullmatch(
-        r"the run came to its goal, but worker 0 failed [a-z0-9 ]+, and 2 more failed: exit code 1",
+        r"the run reached its goal, but worker 0 failed [a-z0-9 ]+ and 2 more failed: exit code 1",
         why,
     )
     assert finished_at(ran.folder) is None  # what is done once was not
@@ -173,7 +172,7 @@ def test_the_table_of_exit_codes_has_those_of_the_help_and_of_every_error():
 
 def test_the_table_of_exit_codes_has_what_a_stopped_run_ends_with():
     row = (DOCS / "runtime.md").read_text().partition("| 128 + n |")[2].partition("\n")[0]
-    assert {str(128 + number) for number in STOPS} == set(re.findall(r"\d+", row))
+    assert {str(128 + number) for number in STOP_SIGNALS} == set(re.findall(r"\d+", row))
 
 
 # ------------------------------------------------------------------------------------- the server
@@ -210,7 +209,7 @@ def test_a_server_that_is_killed_after_the_last_update_comes_back_and_ends_the_r
     source = troubled(QUIET) + LOST_AT_THE_END + waits
     ran = launch(source, workers=workers, steps=STEPS, restart=True)
     assert ran.code == 0, ran.err
-    assert words(ran.err) == ["server was killed by SIGKILL; it is started again in 0.5 s (1 of 5)"]
+    assert words(ran.err) == ["server was killed by SIGKILL; restarting in 0.5 s (attempt 1 of 5)"]
     assert [r.version for r in ran.trace.records if isinstance(r, Restored)] == [STEPS]
     assert (ran.trace.records[-1].version, ran.trace.records[-1].reason) == (STEPS, FINISHED)
     assert finished_at(ran.folder) == STEPS
@@ -232,37 +231,9 @@ def test_updates_that_are_lost_when_all_scripts_have_ended_are_told_of_and_no_su
     ran = launch(source, steps=STEPS, restart=True, checkpoint_every="5")
     assert ran.code == 1
     assert words(ran.err)[-1] == (
-        "update 6 and later ones were lost with a server, and nobody is left to make them again"
+        "update 6 and later ones were lost when the server died, and no worker is left to redo them"
     )
     assert finished_at(ran.folder) is None
-
-
-def test_only_the_end_in_the_trace_is_the_end_of_the_server(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    follower = Follower(path, steps=2)
-    path.write_text('{"type":"update","update":2}\n')
-    follower.look()
-    assert (follower.is_over, follower.end) == (True, None)
-    with path.open("a") as file:
-        file.write('{"type":"ended","version":2,"t":1.0}\n')
-    follower.look()
-    assert follower.end == End(2, FINISHED)
-    assert follower.is_finished
-
-
-def test_a_line_that_a_killed_server_has_left_half_is_not_in_the_way_of_the_next_one(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text("")
-    follower = Follower(path, steps=9)
-    whole = '{"type":"update","update":2}\n'
-    path.write_text(whole + '{"type":"upda')
-    follower.look()
-    assert (follower.version, follower.is_begun) == (2, True)
-    follower.begin()
-    assert not follower.is_begun
-    path.write_text(whole + '{"type":"restored","version":1}\n{"type":"left","worker":0}\n')
-    follower.look()
-    assert follower.left == {0: 1}
 
 
 # -------------------------------------------------------------------------------- the first words

@@ -41,7 +41,7 @@ class Printing:
         self.screen = Shown()
         self.selector = DefaultSelector()
         self.output = Output(self.selector, self.screen, folder / "output")
-        self._ends = self.output.pipes("worker 0")
+        self._ends = self.output.open_pipes("worker 0")
         self._stream = next(key.data for key in self.selector.get_map().values() if key.data.to)
         self._log = folder / "output" / "worker-0.log"
 
@@ -58,7 +58,7 @@ class Printing:
 
     def end(self) -> list[str]:
         """What is shown when the process ends."""
-        for fd in (self._ends.out, self._ends.err, self._ends.told):
+        for fd in (self._ends.out, self._ends.err, self._ends.failure):
             os.close(fd)
         self.output.drain("worker 0")
         return self._shown()

@@ -3,20 +3,16 @@
 
 import os
 
-import msgspec
 import pytest
 
 from failures import comings_and_goings, counts, troubled
-from paceline.core.events import Fate
 from paceline.run.launch import restarts
 from paceline.run.launch.launcher import Launcher
-from paceline.run.launch.restarts import Follower, Tries
+from paceline.run.launch.restarts import RestartBackoff
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
-from paceline.trace.schema import Ended, Gradient, Header, Restored, Update
 
 STEPS = 8
-HEADER = Header(source="run", policy="sync", workers=2)
 QUIET = "def trouble(run): pass\n"
 
 LIVES = """
@@ -73,7 +69,7 @@ def trouble(run):
     ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True)
     assert ran.code == 0, ran.err
     assert ran.err.splitlines() == [
-        "paceline  | worker 1 was killed by SIGKILL; it is started again in 0.01 s (1 of 5)"
+        "paceline  | worker 1 was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)"
     ]
     assert comings_and_goings(ran.trace, 1)[0::2][:2] == ["joined", "joined"]
     assert counts(ran.trace)[0] == counts(ran.trace)[-1] == 2
@@ -93,7 +89,7 @@ def trouble(run):
     ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True)
     assert ran.code == 0, ran.err
     assert words_of("worker 1", ran.err) == [
-        "failed with exit code 1; it is started again in 0.01 s (1 of 5)"
+        "failed with exit code 1; restarting in 0.01 s (attempt 1 of 5)"
     ]
     assert ran.err.count("worker 1  | ValueError: out of luck") == 1
     assert ran.kept.keys() == {0, 1}
@@ -115,12 +111,12 @@ def trouble(run):
     assert ran.err.count("ValueError: out of luck") == 1  # its traceback is told once
     same = "failed in the same way as before"
     assert words_of("worker 1", ran.err) == [
-        "failed with exit code 1; it is started again in 0.01 s (1 of 5)",
-        f"{same}; it is started again in 0.02 s (2 of 5)",
-        f"{same}; it is started again in 0.04 s (3 of 5)",
-        f"{same}; it is started again in 0.08 s (4 of 5)",
-        f"{same}; it is started again in 0.16 s (5 of 5)",
-        f"is not started again: it {same}, and 5 starts in a row have brought nothing",
+        "failed with exit code 1; restarting in 0.01 s (attempt 1 of 5)",
+        f"{same}; restarting in 0.02 s (attempt 2 of 5)",
+        f"{same}; restarting in 0.04 s (attempt 3 of 5)",
+        f"{same}; restarting in 0.08 s (attempt 4 of 5)",
+        f"{same}; restarting in 0.16 s (attempt 5 of 5)",
+        f"{same}; gave up after 5 failed restarts",
     ]
     assert counts(ran.trace) == [1] * STEPS
 
@@ -138,7 +134,7 @@ def trouble(run):
 """
     ran = launch(troubled(LIVES + trouble), steps=40, restart=True, policy="async")
     assert ran.code == 0, ran.err
-    first = "was killed by SIGKILL; it is started again in 0.01 s (1 of 5)"
+    first = "was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)"
     assert words_of("worker 1", ran.err) == [first] * 3
 
 
@@ -190,9 +186,9 @@ def trouble(run):
     assert ran.code == code
     assert ran.err.count(": out of luck") == 1
     why = (
-        "the only worker is gone, so the run ends"
+        "the only worker is gone; ending the run"
         if workers == 1
-        else "all workers have failed in the same way, so the run ends"
+        else "all workers failed in the same way; ending the run"
     )
     assert ran.err.splitlines().count(f"paceline  | {why}") == 1
     first = next(line for line in ran.err.splitlines() if "out of luck" in line)[:8]
@@ -210,7 +206,7 @@ if ROLE == "server":
     assert code == 1
     assert sum("ValueError: out of luck" in line for line in err) == 1
     assert "paceline  | server failed with exit code 1" in err
-    assert not any("started again" in line for line in err)
+    assert not any("restarting" in line for line in err)
 
 
 # ------------------------------------------------------------------------------------- the server
@@ -226,7 +222,7 @@ def trouble(run):
     ran = launch(troubled(trouble), steps=STEPS, restart=True)
     assert ran.code == 0, ran.err
     assert words_of("server", ran.err) == [
-        "was killed by SIGKILL; it is started again in 0.01 s (1 of 5)"
+        "was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)"
     ]
     assert {kept["version"] for kept in ran.kept.values()} == {STEPS}
     assert list(ran.trace.updates())[-1].update == STEPS
@@ -241,9 +237,7 @@ if ROLE == "server":
     assert code == 1
     words = words_of("server", "\n".join(err))
     assert len(words) == 6
-    assert words[-1] == (
-        "is not started again: it was killed by SIGKILL, and 5 starts in a row have brought nothing"
-    )
+    assert words[-1] == "was killed by SIGKILL; gave up after 5 failed restarts"
 
 
 # ---------------------------------------------------------------------------------------- the end
@@ -266,41 +260,17 @@ def trouble(run):
 """
     code, err = launch_in_vain(troubled(trouble))
     assert code == 130
-    assert err.count("paceline  | stopping; once more to stop at once") == 1
-    assert sum("it is started again in 30 s (1 of 5)" in line for line in err) >= 1
+    assert err.count("paceline  | stopping; interrupt again to stop immediately") == 1
+    assert sum("restarting in 30 s (attempt 1 of 5)" in line for line in err) >= 1
 
 
-# ------------------------------------------------------------------------ the parts, by themselves
+# -------------------------------------------------------------------------------------- the pauses
 
 
-def test_pauses_double_up_to_a_limit_and_progress_begins_anew(monkeypatch):
+def test_pauses_double_up_to_a_limit_and_progress_resets_them(monkeypatch):
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 4.0)
-    tries = Tries()
-    assert [tries.next_pause(0) for _ in range(3)] == [4.0, 8.0, 16.0]
-    assert [tries.next_pause(7) for _ in range(6)] == [4.0, 8.0, 16.0, 30.0, 30.0, None]
-    assert tries.next_pause(7) is None
-    assert tries.next_pause(8) == 4.0
-
-
-def test_a_trace_is_followed_line_by_line_and_from_now_on(tmp_path):
-    def line(record):
-        return msgspec.json.encode(record) + b"\n"
-
-    path = tmp_path / "trace.jsonl"
-    path.write_bytes(line(HEADER) + line(Ended(1.0, 3)))
-    follower = Follower(path, steps=9)
-    follower.look()
-    assert not follower.is_over  # that was an earlier run
-    late = line(Gradient(1.0, 1, 2, 0, Fate.LATE, 0, 0.0, 0.0))
-    with path.open("ab", buffering=0) as file:
-        file.write(line(Gradient(1.0, 1, 1, 0, Fate.ACCEPTED, 0, 0.0, 0.0)) + late[:10])
-        follower.look()
-        assert follower.accepted == {1: 1}
-        file.write(late[10:] + b"not a line\n" + line(Update(1.0, 9, (1,), 1)))
-    follower.look()
-    assert follower.accepted == {1: 1}
-    assert (follower.version, follower.is_over) == (9, True)
-    with path.open("ab") as file:
-        file.write(line(Restored(1.0, 4, HEADER)) + line(Update(2.0, 5, (1,), 1)))
-    follower.look()
-    assert (follower.version, follower.is_over) == (9, False)
+    backoff = RestartBackoff()
+    assert [backoff.next_pause_s(0) for _ in range(3)] == [4.0, 8.0, 16.0]
+    assert [backoff.next_pause_s(7) for _ in range(6)] == [4.0, 8.0, 16.0, 30.0, 30.0, None]
+    assert backoff.next_pause_s(7) is None
+    assert backoff.next_pause_s(8) == 4.0

@@ -169,8 +169,8 @@ def test_a_working_folder_that_is_gone_is_told_of_and_a_named_script_needs_none(
     code, _, err = call("run", "--resume", "run")
     assert code == 2
     assert err == (
-        f"paceline: the folder {gone}, in which the script worked, is gone; make it again, or name "
-        "the script and its arguments to let it work where you are\n"
+        f"paceline: the script's working directory {gone} no longer exists; create it, or name the "
+        "script and its arguments to run it in the current directory\n"
     )
     code, out, err = call("run", "--resume", "run", "script.py", stopped)
     assert code == 0, err
@@ -295,7 +295,7 @@ def test_a_script_that_failed_after_the_last_update_can_be_brought_to_its_end(
     code, out, err = call("run", "--resume", "run")
     assert code == 0, err
     assert f"worker 0  | at 4 in {tmp_path}" in out.splitlines()
-    assert "has come to its end at update" not in err
+    assert "ended at update" not in err
     assert "Continue with" not in err
 
 
@@ -303,7 +303,7 @@ def test_a_run_that_is_given_an_earlier_end_than_it_has_reached_comes_to_it_at_o
     code, out, err = call("run", "--resume", "run", "--steps", 1)
     assert code == 0, err
     assert f"worker 0  | at 2 in {stopped.parent}" in out.splitlines()
-    assert "has come to its end at update" not in err
+    assert "ended at update" not in err
     assert "after 2 updates" in call("run", "--resume", "run")[2]
 
 
@@ -345,7 +345,7 @@ def test_arguments_that_cannot_be_written_down_are_refused(tmp_path, script):
 def test_a_folder_has_one_launcher_at_a_time(tmp_path, script, forkserver):
     settings = Settings(spec=RunSpec(workers=1), script=str(script("")))
     launch = Launcher(settings, tmp_path, forkserver)
-    with lock(tmp_path), pytest.raises(SpecError, match="a run is going on in"):
+    with lock(tmp_path), pytest.raises(SpecError, match="another run is active in"):
         launch.run()
     with lock(tmp_path):
         pass
@@ -399,8 +399,8 @@ def test_a_disk_that_is_full_does_not_end_the_run(script, tmp_path, capsys, fork
     out, err = capsys.readouterr()
     assert code == 0
     assert err.splitlines() == [
-        f"paceline  | what is printed is not kept any more, for {tmp_path}/output/worker-0.log: No "
-        "space left on device"
+        f"paceline  | no longer saving the output: cannot write {tmp_path}/output/worker-0.log: "
+        "No space left on device"
     ]
     assert out.splitlines().count("worker 0  | 49") == 1
 

@@ -62,7 +62,7 @@ def test_any_b_workers_gone_cost_no_update_and_no_contribution(launch, moment, s
     assert_nothing_was_lost(ran.trace)
     assert ran.kept.keys() == {0, 2}
     for worker in (1, 3):
-        how = "was killed by SIGKILL" if stroke == "SIGKILL" else "had not ended, and was killed"
+        how = "was killed by SIGKILL" if stroke == "SIGKILL" else "was still running and was killed"
         assert f"worker {worker} {how}" in ran.err
     assert "going on with" not in ran.out
 
@@ -205,7 +205,7 @@ if ROLE == "worker":
     ran = launch(troubled(trouble), workers=2, steps=STEPS)
     assert ran.code == 1
     assert ran.err.count("  | ValueError: out of luck") == 1
-    assert "all workers have failed in the same way, so the run ends" in ran.err
+    assert "all workers failed in the same way; ending the run" in ran.err
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_its_update_is_made_of_the_others(launch):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A process of a run from its first line to its last: become somebody, then execute the script.
+"""The life of a forked process of a run: take on its identity, execute the script, exit.
 
-It is forked from a process in which torch is loaded already, and must not load it by itself: the
-launcher, which names what is to be done here, is quick because it has no torch.
+The fork server has already loaded torch. This module must not import torch, because the launcher
+imports it and starts fast only without torch.
 """
 
 import atexit
@@ -24,122 +24,121 @@ import msgspec
 
 from paceline.errors import InternalError, PacelineError
 from paceline.run.launch.environment import Identity, adopt, identity
+from paceline.run.launch.stop_signals import STOP_SIGNALS
 
-__all__ = ["END_OF_FAILURE", "STOPS", "Ends", "Task", "main", "take_name"]
+__all__ = ["END_OF_FAILURE", "ChildPipes", "Task", "main", "set_process_name"]
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a run to stop
-
-END_OF_FAILURE = b"\0"  # after the text of a failure, for no traceback has it
+END_OF_FAILURE = b"\0"  # follows the text of a failure; no traceback contains it
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
 class Task(msgspec.Struct, frozen=True, tag=1):
-    """What a process is to be and to do."""
+    """What a forked process should do."""
 
-    variables: dict[str, str]  # the environment that tells it who it is
+    variables: dict[str, str]  # environment variables with its identity
     script: str
     arguments: tuple[str, ...]
-    folder: str  # that it works in
+    folder: str  # its working directory
     seed: int
     threads: int
 
 
-class Ends(msgspec.Struct, frozen=True):
-    """The ends of its pipes that are a process's own."""
+class ChildPipes(msgspec.Struct, frozen=True):
+    """The process's ends of its pipes."""
 
     out: int
     err: int
-    told: int  # for the text of the failure that has ended its script
+    failure: int  # for the text of the exception that ended its script
 
 
-def main(task: Task, ends: Ends, parent: int) -> NoReturn:
-    """Execute the script in this process, which was just forked by that parent; then end."""
+def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
+    """Execute the script in this process, which `parent` has just forked, and exit."""
     code = PacelineError.exit_code
     try:
-        who = _become(task, ends, parent)
+        who = _set_up(task, pipes, parent)
         _seed(who, task.seed)
-        code = _execute(task, ends.told)
-    except BaseException:  # nothing goes back to whoever forked us
+        code = _execute(task, pipes.failure)
+    except BaseException:  # nothing may propagate into the fork server's code
         traceback.print_exc()
     finally:
-        _end(code)
+        _exit(code)
 
 
-def _become(task: Task, ends: Ends, parent: int) -> Identity:
+def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     _die_with(parent)
-    os.setsid()  # so that Ctrl-C reaches the launcher alone, which ends the run in good order
+    os.setsid()  # so that Ctrl-C reaches only the launcher, which stops the run cleanly
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    os.dup2(ends.out, 1)
-    os.dup2(ends.err, 2)
-    os.close(ends.out)
-    os.close(ends.err)
-    os.set_inheritable(ends.told, False)
-    assert isinstance(sys.stdout, TextIOWrapper)  # as in every process that was just forked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    os.dup2(pipes.out, 1)
+    os.dup2(pipes.err, 2)
+    os.close(pipes.out)
+    os.close(pipes.err)
+    os.set_inheritable(pipes.failure, False)
+    assert isinstance(sys.stdout, TextIOWrapper)  # nothing has replaced it yet
     sys.stdout.reconfigure(line_buffering=True)
-    faulthandler.enable()  # tells the line that wrote to the parameters, which are the server's
+    faulthandler.enable()  # names the line that wrote to the read-only parameters
     os.chdir(task.folder)
     who = identity(task.variables)
     assert who is not None
-    take_name("server" if who.worker is None else f"w{who.worker}")
+    set_process_name("server" if who.worker is None else f"w{who.worker}")
     adopt(who, task.threads)
     sys.argv = [task.script, *task.arguments]
     sys.path[0:1] = [str(Path(task.script).parent)]
     return who
 
 
-def _execute(task: Task, told: int) -> int:
+def _execute(task: Task, failure: int) -> int:
     """Execute the script; return the exit code."""
     try:
         runpy.run_path(task.script, run_name="__main__")
-    except SystemExit as wish:
-        return _code_of(wish)
+    except SystemExit as exit_:
+        return _code_of(exit_)
     except BaseException as error:
         sys.stdout.flush()
-        with open(told, "wb") as pipe:
+        with open(failure, "wb") as pipe:
             pipe.write(_text_of(error, task.script).encode(errors="replace") + END_OF_FAILURE)
         return error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
     return 0
 
 
-def _code_of(wish: SystemExit) -> int:
-    """What Python makes of `sys.exit(...)`."""
-    if wish.code is None:
+def _code_of(exit_: SystemExit) -> int:
+    """Return the exit code that Python would use for `sys.exit(...)`."""
+    if exit_.code is None:
         return 0
-    if isinstance(wish.code, int):
-        return wish.code & 0xFF
-    print(wish.code, file=sys.stderr)
+    if isinstance(exit_.code, int):
+        return exit_.code & 0xFF
+    print(exit_.code, file=sys.stderr)
     return PacelineError.exit_code
 
 
-def _end(code: int) -> NoReturn:
-    """Do what Python does at its end, but do not take torch apart: that takes long."""
+def _exit(code: int) -> NoReturn:
+    """Exit as Python does, but without tearing down torch, which takes long."""
     try:
-        # mypy does not know it; multiprocessing ends its processes in the same way.
-        threading._shutdown()  # type: ignore[attr-defined] # typeshed does not know it
+        # multiprocessing exits its processes in the same way.
+        threading._shutdown()  # type: ignore[attr-defined] # missing in typeshed
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads it; the script has closed it
+            with suppress(OSError, ValueError):  # the pipe is closed, or the script closed it
                 stream.flush()
     finally:
         os._exit(code)
 
 
 def _text_of(error: BaseException, script: str) -> str:
-    """The traceback as if the script had been started by hand; an error of ours is a sentence."""
+    """Return the traceback without our own frames; for a PacelineError, only its message."""
     shown = traceback.TracebackException.from_exception(error)
     if isinstance(error, PacelineError) and not isinstance(error, InternalError):
-        return f"{_place_in(shown.stack, Path(script).parent)}{error}\n"
-    at = [place for place, frame in enumerate(shown.stack) if frame.filename == script]
-    frames = shown.stack[at[0] :] if at else []  # none: the script cannot even be read
+        return f"{_caller_in(shown.stack, Path(script).parent)}{error}\n"
+    first = [i for i, frame in enumerate(shown.stack) if frame.filename == script]
+    frames = shown.stack[first[0] :] if first else []  # none: the script can't be read
     shown.stack = traceback.StackSummary.from_list(frames)
     return "".join(shown.format())
 
 
-def _place_in(stack: traceback.StackSummary, folder: Path) -> str:
-    """The line of the script that has called us, or of what lies beside it."""
+def _caller_in(stack: traceback.StackSummary, folder: Path) -> str:
+    """Return the line of the script, or of a module next to it, that called Paceline."""
     ours = Path(__file__).parent.parent
     for frame in reversed(stack):
         path = Path(frame.filename)
@@ -149,15 +148,15 @@ def _place_in(stack: traceback.StackSummary, folder: Path) -> str:
     return ""
 
 
-def take_name(name: str) -> None:
-    """Be told apart in `ps -e`, which shows fifteen letters."""
+def set_process_name(name: str) -> None:
+    """Set the name that `ps -e` shows, which has at most 15 characters."""
     _prctl(_PR_SET_NAME, f"paceline-{name}".encode())
 
 
 def _die_with(parent: int) -> None:
-    """Nobody is left behind: the forkserver ends when the launcher does, and we with it."""
+    """Have the system kill this process when its parent, the fork server, exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it is gone already
+    if os.getppid() != parent:  # it has already exited
         os._exit(PacelineError.exit_code)
 
 
@@ -166,7 +165,7 @@ def _prctl(option: int, value: Any) -> None:
 
 
 def _seed(who: Identity, seed: int) -> None:
-    """Forked processes would all draw the same numbers, and other ones in each run."""
+    """Seed the random generators; forked processes would otherwise all draw the same numbers."""
     number = -1 if who.worker is None else who.worker
     random.seed(f"{seed} {number}")
     if "numpy" in sys.modules:

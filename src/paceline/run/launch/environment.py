@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Who this process is in a run: told by its environment, which only this room reads and writes.
+"""The identity of a process in a run, which it gets through environment variables.
 
-The token is in a file that only its owner can read; the environment has the path of it.
+Only this module reads and writes these variables. The token is in a file that only its owner can
+read; the environment has the path of that file.
 """
 
 import os
@@ -20,31 +21,31 @@ _TOKEN_FILE = "PACELINE_TOKEN_FILE"
 _WORKER = "PACELINE_WORKER"
 _RUN_DIR = "PACELINE_RUN_DIR"
 _THREADS = "PACELINE_THREADS"
-_LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it
+_LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch
 
 
 @dataclass(frozen=True)
 class Identity:
     """One process of a run."""
 
-    address: str
+    address: str  # of the server
     token_file: Path
     run_dir: Path
     worker: int | None  # None: it is the server
 
     def token(self) -> str:
-        """The secret of the run."""
+        """Read the secret of the run; raise SpecError if there is none."""
         try:
             token = self.token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError(f"cannot read the token in {self.token_file}: {error}") from None
         if not token:
-            raise SpecError(f"there is no token in {self.token_file}; everybody would know it")
+            raise SpecError(f"the token file {self.token_file} is empty; start the run again")
         return token
 
 
 def variables(who: Identity) -> dict[str, str]:
-    """The environment that makes a process this one."""
+    """Return the environment variables that give a process this identity."""
     found = {
         _ROLE: "server" if who.worker is None else "worker",
         _ADDRESS: who.address,
@@ -57,14 +58,14 @@ def variables(who: Identity) -> dict[str, str]:
 
 
 def adopt(who: Identity, threads: int) -> None:
-    """Make this process that one, with so many threads for its tensors."""
+    """Give this process an identity, and a number of threads for its tensor operations."""
     os.environ.update(variables(who))
     os.environ[_THREADS] = str(threads)
 
 
 @contextmanager
 def large_pages() -> Iterator[None]:
-    """Let torch keep large tensors in large pages, in processes that are started meanwhile."""
+    """Make torch use large pages in processes started inside the context, unless the user chose."""
     if _LARGE_PAGES in os.environ:
         yield
         return
@@ -76,13 +77,13 @@ def large_pages() -> Iterator[None]:
 
 
 def threads() -> int | None:
-    """How many threads this process is to use; None: nobody said."""
-    told = os.environ.get(_THREADS, "")
-    return int(told) if told.isdecimal() and int(told) > 0 else None
+    """Return how many threads this process should use; None: not specified."""
+    text = os.environ.get(_THREADS, "")
+    return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
 def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
-    """Who this process is; None: nobody, it was started by hand."""
+    """Return the identity of this process; None: it was not started by a launcher."""
     environ = os.environ if environ is None else environ
     role = environ.get(_ROLE)
     if role is None:

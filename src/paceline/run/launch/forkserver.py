@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A process in which torch is loaded already, and from which the processes of runs are forked.
+"""The fork server: a process that has torch loaded, from which a run's processes are forked.
 
 Theory of operation
-    launcher                              forkserver
+    launcher                              fork server
                                     <-    Ready                  torch is loaded
     Task, with three descriptors    ->
                                     <-    Forked(pid), or NotForked(reason)
-                                    <-    ChildExited(pid, code)       at any moment
+                                    <-    ChildExited(pid, code)       at any time
 
-    The two are connected by a pair of sockets that has no name, and there is nothing else: no file,
-    no folder, no third process. When the launcher is gone, for whatever reason, the fork server
-    sees the connection close and exits, and the system ends whatever was forked from it.
+    An unnamed pair of sockets connects the two; there is no file, folder or third process. When the
+    launcher exits, for whatever reason, the fork server sees the connection close and exits too,
+    and the system kills every process that was forked from it.
 """
 
 import ast
@@ -30,19 +30,28 @@ from typing import Any, NoReturn, Self
 import msgspec
 
 from paceline.errors import PacelineError, PeerLost
-from paceline.run.launch.child import STOPS, Ends, Task, main, take_name
+from paceline.run.launch.child import ChildPipes, Task, main, set_process_name
 from paceline.run.launch.environment import large_pages
+from paceline.run.launch.stop_signals import STOP_SIGNALS
 from paceline.run.net.channel import MEMBER_LIMIT, Channel
 
-__all__ = ["PRELOAD", "ChildExited", "ForkServer", "how_it_ended", "modules_of", "preload", "serve"]
+__all__ = [
+    "PRELOAD",
+    "ChildExited",
+    "ForkServer",
+    "describe_exit",
+    "modules_of",
+    "preload",
+    "serve",
+]
 
-# Making an optimizer loads torch._dynamo, which takes as long as torch itself.
+# Creating an optimizer imports torch._dynamo, which takes as long as importing torch.
 PRELOAD = ["paceline.run.script", "torch._dynamo"]
 
-LOSS_S = 5.0  # for the process to end once its connection has
+EXIT_S = 5.0  # for the process to exit after its connection closed
 
-# Looking for garbage while so much is made costs a seventh of the time, and finds none. What is
-# loaded then stays, so no process need look through it again and again.
+# Garbage collection during these imports costs a seventh of the time and finds nothing. What they
+# load stays, so it is frozen: no process has to traverse it again.
 _PROGRAM = """
 import gc, sys
 gc.disable()
@@ -57,38 +66,38 @@ serve({fd})
 
 
 class Ready(msgspec.Struct, frozen=True, tag=2):
-    """Everything is loaded."""
+    """Everything is imported."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=3):
-    """The process that was asked for last."""
+    """The requested process was forked."""
 
     pid: int
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=4):
-    """The process that was asked for last could not be made."""
+    """The requested process could not be forked."""
 
     reason: str
 
 
 class ChildExited(msgspec.Struct, frozen=True, tag=5):
-    """A process has ended."""
+    """A forked process exited."""
 
     pid: int
-    code: int  # negative: of the signal that has killed it
+    code: int  # negative: the signal that killed it
 
 
 class ForkServer:
-    """The launcher's side. The process is started when it is first needed, and serves many runs."""
+    """The launcher's side. The process starts when it is first needed, and serves many runs."""
 
     def __init__(self, script: Path | None = None) -> None:
-        """`script`: what will be run, so that what it needs is loaded once and not by everybody."""
+        """Prepare to fork processes; import what `script` imports once, and not in each of them."""
         self._also = [] if script is None else modules_of(script)
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Channel[Any] | None = None
         self._is_ready = False
-        self._ended: deque[ChildExited] = deque()
+        self._exited: deque[ChildExited] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -97,24 +106,24 @@ class ForkServer:
         self.close()
 
     def start(self) -> None:
-        """Start it, if it was not; it takes a while until it is ready."""
+        """Start the process, unless it is running; it takes a while until it is ready."""
         if self._process is not None:
             return
         ours, theirs = socket.socketpair()
         fd = theirs.fileno()
-        # With the options that Python was started with; typeshed does not know this one.
+        # Use the options that this Python was started with; missing in typeshed.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         preload = ", ".join(PRELOAD)
         program = _PROGRAM.format(path=sys.path, preload=preload, also=self._also, fd=fd)
-        # What stops a whole group of processes (a closed terminal, `timeout`) is for us alone.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        # A signal to the whole process group (a closed terminal, `timeout`) is for the launcher.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             with theirs, large_pages():
                 self._process = subprocess.Popen(
                     [sys.executable, *flags, "-c", program],
                     pass_fds=[fd],
-                    stdin=subprocess.DEVNULL,  # as in all that are forked from it
-                    stdout=subprocess.DEVNULL,  # so that there is one, which they replace
+                    stdin=subprocess.DEVNULL,  # inherited by the forked processes
+                    stdout=subprocess.DEVNULL,  # replaced by the forked processes
                 )
         except OSError as error:
             ours.close()
@@ -124,93 +133,93 @@ class ForkServer:
         self._link = _channel(ours, _from_forkserver)
 
     def fileno(self) -> int:
-        """What a selector waits for: something has ended, or it is ready."""
+        """Return the descriptor that is readable when the process is ready, or a child exited."""
         assert self._link is not None
         return self._link.fileno()
 
     def wait_ready(self, seconds: float) -> bool:
-        """Whether it is ready before so many seconds have passed; raises PeerLost if it is gone."""
+        """Wait until it is ready, at most this long; raise PeerLost if it is gone."""
         assert self._link is not None
         if not self._is_ready and self._link.wait_readable(seconds):
             self._is_ready = isinstance(self._receive(), Ready)
         return self._is_ready
 
-    def fork(self, task: Task, ends: Ends) -> int:
-        """Let a process do this, which has these ends of its pipes; return its number.
+    def fork(self, task: Task, pipes: ChildPipes) -> int:
+        """Fork a process that does this task and writes to these pipes; return its pid.
 
-        Raises PacelineError if the system will not have one more, PeerLost if the server is gone.
+        Raises PacelineError if the system can't create one, PeerLost if the fork server is gone.
         """
         assert self._is_ready
-        self._send(task, ends)
+        self._send(task, pipes)
         while True:
             answer = self._receive()
             if isinstance(answer, NotForked):
                 raise PacelineError(f"cannot start a process: {answer.reason}")
             if isinstance(answer, Forked):
-                # Nobody has asked for the end of one that had the same number before.
-                self._ended = deque(old for old in self._ended if old.pid != answer.pid)
+                # An earlier process may have had the same pid.
+                self._exited = deque(old for old in self._exited if old.pid != answer.pid)
                 return answer.pid
-            self._ended.append(answer)
+            self._exited.append(answer)
 
-    def ended(self) -> list[ChildExited]:
-        """Who has ended since this was asked for last; raises PeerLost if the forkserver has."""
+    def take_exited(self) -> list[ChildExited]:
+        """Return who exited since the last call; raise PeerLost if the fork server has."""
         assert self._link is not None
         while self._link.wait_readable(0.0):
-            self._ended.append(self._receive())
-        found = list(self._ended)
-        self._ended.clear()
+            self._exited.append(self._receive())
+        found = list(self._exited)
+        self._exited.clear()
         return found
 
     def close(self) -> None:
-        """End it, and whatever is left of what was forked from it."""
+        """Kill the process, and with it everything forked from it."""
         if self._process is not None and self._link is not None:
             self._link.close()
-            self._process.kill()  # it may still be loading
+            self._process.kill()  # it may still be importing
             self._process.wait()
         self._process = self._link = None
         self._is_ready = False
-        self._ended.clear()
+        self._exited.clear()
 
-    def _send(self, task: Task, ends: Ends) -> None:
+    def _send(self, task: Task, pipes: ChildPipes) -> None:
         assert self._link is not None
         try:
-            self._link.send(task, ends.out, ends.err, ends.told)
+            self._link.send(task, pipes.out, pipes.err, pipes.failure)
         except PeerLost:
-            raise self._loss() from None
+            raise self._lost() from None
 
     def _receive(self) -> Any:
         assert self._link is not None
         try:
             return self._link.receive()
         except PeerLost:
-            raise self._loss() from None
+            raise self._lost() from None
 
-    def _loss(self) -> PeerLost:
+    def _lost(self) -> PeerLost:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(LOSS_S)
+            self._process.wait(EXIT_S)
         code = self._process.poll()
         self.close()
-        how = "has closed its connection" if code is None else how_it_ended(code)
-        return PeerLost(f"the process that all others are forked from {how}")
+        how = "closed its connection" if code is None else describe_exit(code)
+        return PeerLost(f"the fork server {how}")
 
 
-def how_it_ended(code: int) -> str:
-    """Say what a process has ended with."""
+def describe_exit(code: int) -> str:
+    """Return an exit code in words."""
     if code >= 0:
         return f"failed with exit code {code}"
     try:
         return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # one without a name
+    except ValueError:  # it has no name
         return f"was killed by signal {-code}"
 
 
 def modules_of(script: Path) -> list[str]:
-    """The modules that a script imports at its top, without those that are beside it."""
+    """Return the modules that a script imports at its top, except those in its own folder."""
     try:
         tree = ast.parse(script.read_bytes())
-        beside = {path.name.partition(".")[0] for path in script.parent.iterdir()}
-    except (OSError, SyntaxError, ValueError):  # which is told when it is run, if it matters
+        local = {path.name.partition(".")[0] for path in script.parent.iterdir()}
+    except (OSError, SyntaxError, ValueError):  # running the script reports it
         return []
     found = []
     for node in tree.body:
@@ -218,26 +227,26 @@ def modules_of(script: Path) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.append(node.module)
-    return [name for name in found if name.partition(".")[0] not in beside]
+    return [name for name in found if name.partition(".")[0] not in local]
 
 
 # --------------------------------------------------------------------------- the fork server's side
 
 
 def preload(names: list[str]) -> None:
-    """Load what scripts will need; one that cannot be loaded is told of by the script itself."""
+    """Import these modules; the script itself reports one that can't be imported."""
     for name in names:
         with suppress(Exception, SystemExit):
             import_module(name)
 
 
 def serve(fd: int) -> NoReturn:
-    """Fork a process for each task that comes, until the launcher is gone."""
-    take_name("nurse")
+    """Fork a process for each task until the launcher is gone."""
+    set_process_name("forks")
     link = _channel(socket.socket(fileno=fd), _from_launcher)
     waker, woken = socket.socketpair()
     waker.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # its wakeup is enough
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup is enough
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     poll = select.poll()
     poll.register(link, select.POLLIN)
@@ -245,15 +254,15 @@ def serve(fd: int) -> NoReturn:
     try:
         link.send(Ready())
         while True:
-            heard = [ready for ready, _ in poll.poll()]
-            if woken.fileno() in heard:
+            ready = [fd for fd, _ in poll.poll()]
+            if woken.fileno() in ready:
                 woken.recv(4096)
-                _tell_ends(link)
-            if fd in heard:
+                _report_exited(link)
+            if fd in ready:
                 for task in link.receive_nowait():
                     _fork(link, task, (waker, woken))
     except PeerLost:
-        os._exit(0)  # and all that were forked here end with us
+        os._exit(0)  # which kills everything forked here
 
 
 def _fork(link: Channel[Task], task: Task, others: tuple[socket.socket, ...]) -> None:
@@ -272,13 +281,13 @@ def _fork(link: Channel[Task], task: Task, others: tuple[socket.socket, ...]) ->
         link.close()
         for other in others:
             other.close()
-        main(task, Ends(*fds), parent)
+        main(task, ChildPipes(*fds), parent)
     for fd in fds:
         os.close(fd)
     link.send(answer)
 
 
-def _tell_ends(link: Channel[Task]) -> None:
+def _report_exited(link: Channel[Task]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -291,7 +300,7 @@ def _tell_ends(link: Channel[Task]) -> None:
 
 def _channel(sock: socket.socket, decode: Callable[[bytes], Any]) -> Channel[Any]:
     channel: Channel[Any] = Channel(sock, decode, MEMBER_LIMIT)
-    channel.trust(decode)  # it is no stranger
+    channel.trust(decode)  # an unnamed pair of sockets needs no authentication
     return channel
 
 

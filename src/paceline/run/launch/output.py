@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the processes of a run print: shown with their names in front, and kept in files.
+"""The output of a run's processes: shown with their names in front, and saved in files.
 
-A process has three pipes: standard output, standard error, and one through which it tells the
-failure that has ended its script. The same failure is shown once, however many workers have it.
+A process has three pipes: standard output, standard error, and one for the exception that ended its
+script. The same failure is shown once, however many workers have it.
 
-A bar of progress, a line that is written over again and again, is shown every few seconds as it
-stands then, and once it is whole. The file has all that it was, a line for each.
+A progress bar, which is a line that keeps being overwritten, is shown every few seconds and once it
+is complete. The file has each state of it on a line of its own.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from typing import NamedTuple, Protocol, TextIO
 
-from paceline.run.launch.child import END_OF_FAILURE, Ends
+from paceline.run.launch.child import END_OF_FAILURE, ChildPipes
 
 __all__ = [
     "Failure",
@@ -26,131 +26,131 @@ __all__ = [
     "PipeSafeScreen",
     "PlainScreen",
     "Screen",
-    "patience_with",
+    "ignoring_closed_stream",
 ]
 
-BAR_S = 5.0  # from one look at a bar of progress to the next
+BAR_S = 5.0  # between two displays of a progress bar
 
-_UP = b"\x1b[A"  # the cursor, as below the first of several bars of tqdm after each state
+_UP = b"\x1b[A"  # cursor up: tqdm writes it after each state of a bar below another
 
 
 class Screen(Protocol):
-    """Where a run is shown."""
+    """Where the output of a run is shown."""
 
     def line(self, text: str, to: TextIO) -> None:
-        """Show a line that belongs to this stream."""
+        """Show a line of this stream."""
 
     def tick(self) -> None:
         """Called a few times a second."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Called when the run is over."""
 
 
 class PlainScreen:
-    """Lines, one after the other."""
+    """Prints lines one after the other."""
 
     def line(self, text: str, to: TextIO) -> None:
-        """Print it, whatever letters the stream knows."""
+        """Print the line; replace what the stream's encoding can't express."""
         encoding = to.encoding or "utf-8"
         print(text.encode(encoding, "replace").decode(encoding), file=to)
 
     def tick(self) -> None:
-        """Nothing moves here."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 class PipeSafeScreen:
-    """Another screen. Nobody reading what it shows, a closed pipe or terminal, ends no run."""
+    """Wraps another screen, so that a closed pipe or terminal doesn't stop the run."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
 
     def line(self, text: str, to: TextIO) -> None:
-        """Show it, as long as somebody reads."""
-        with patience_with(to):
+        """Show the line, unless the stream is closed."""
+        with ignoring_closed_stream(to):
             self._screen.line(text, to)
             to.flush()
 
     def tick(self) -> None:
-        """As the other one."""
-        with patience_with(sys.stderr):
+        """Update the wrapped screen."""
+        with ignoring_closed_stream(sys.stderr):
             self._screen.tick()
 
     def close(self) -> None:
-        """As the other one."""
-        with patience_with(sys.stderr):
+        """Close the wrapped screen."""
+        with ignoring_closed_stream(sys.stderr):
             self._screen.close()
 
 
 @contextmanager
-def patience_with(stream: TextIO) -> Iterator[None]:
-    """Let what cannot be written go nowhere, now and from now on."""
+def ignoring_closed_stream(stream: TextIO) -> Iterator[None]:
+    """Discard what can't be written to the stream, now and later."""
     try:
         yield
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())
+        os.close(devnull)
 
 
 @dataclass(eq=False)
 class OutputStream:
-    """Our end of a pipe."""
+    """The launcher's end of a pipe."""
 
     name: str  # of the process
     fd: int
-    to: TextIO | None  # None: it tells of a failure
-    rest: bytes = b""  # a line that has no end yet; it begins with \r iff others were in its place
-    overwritten: bytes = b""  # the last of those
+    to: TextIO | None  # None: it is for failures
+    rest: bytes = b""  # an unfinished line; begins with \r iff it overwrites earlier states
+    overwritten: bytes = b""  # the last of these states
 
-    bar_due: float = 0.0  # when a bar may be shown again
-    bar_shown: bytes = b""  # as it was then
+    bar_due: float = 0.0  # when the bar may be shown again
+    bar_shown: bytes = b""  # the state that was shown last
 
     @property
     def bar(self) -> bytes:
-        """A line that is written over again and again, as it stands; empty: there is none."""
+        """The current state of a progress bar; empty: there is none."""
         if not self.rest.startswith(b"\r"):
             return b""
         return next(iter(_states(self.rest)), self.overwritten)
 
 
-class Lines(NamedTuple):
-    """What was printed."""
+class _SplitOutput(NamedTuple):
+    """Lines to show, and lines to save."""
 
     shown: list[bytes]
-    kept: list[bytes]
+    saved: list[bytes]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What has ended a script."""
+    """The exception that ended a script."""
 
     text: str
-    same_as: str  # the process that failed like this before all others; "": it is the first time
+    same_as: str  # the process that failed like this first; "": this one is the first
 
 
 class Output:
-    """All that is printed in a run."""
+    """The output of all processes of a run."""
 
     def __init__(self, selector: BaseSelector, screen: Screen, folder: Path) -> None:
         self._selector = selector
         self._screen = screen
         self._folder = folder
-        self._is_kept = True  # until that fails
+        self._is_saved = True  # until that fails
         self._files: dict[str, int] = {}
         self._streams: dict[str, list[OutputStream]] = {}
-        self._first: dict[str, str] = {}  # the failures that were shown, and whose they were
-        self._failures: dict[str, Failure] = {}  # of processes that have not ended yet
+        self._first: dict[str, str] = {}  # failures that were shown, and the process that had each
+        self._failures: dict[str, Failure] = {}  # of processes that haven't exited yet
 
     def say(self, text: str) -> None:
-        """A word of the launcher."""
+        """Show a message of the launcher."""
         self._screen.line(f"paceline  | {text}", sys.stderr)
 
-    def pipes(self, name: str) -> Ends:
-        """Pipes for a process that is to be started: its ends, which are the caller's to close."""
+    def open_pipes(self, name: str) -> ChildPipes:
+        """Open the pipes of a process to be started; the caller closes the returned ends."""
         pairs: list[tuple[int, int]] = []
         try:
             pairs.extend(os.pipe() for _ in range(3))
@@ -164,16 +164,16 @@ class Output:
             stream = OutputStream(name, fd, to)
             self._streams.setdefault(name, []).append(stream)
             self._selector.register(fd, EVENT_READ, stream)
-        return Ends(*(theirs for _, theirs in pairs))
+        return ChildPipes(*(theirs for _, theirs in pairs))
 
     def read(self, stream: OutputStream) -> bool:
-        """Pass on what is there; return whether there may be more."""
+        """Pass on what is available; return whether there may be more."""
         try:
             data = os.read(stream.fd, 1 << 16)
         except BlockingIOError:
             return False
         if stream.to is None:
-            self._hear(stream, data)
+            self._read_failure(stream, data)
         else:
             self._pass_on(stream, stream.to, data)
         if not data:
@@ -183,7 +183,7 @@ class Output:
         return bool(data)
 
     def tick(self, now: float) -> None:
-        """Show bars of progress as they stand, if that is due."""
+        """Show the progress bars that are due."""
         for stream in (stream for streams in self._streams.values() for stream in streams):
             bar = stream.bar
             if stream.to is not None and bar and bar != stream.bar_shown and now >= stream.bar_due:
@@ -191,14 +191,14 @@ class Output:
                 self._show(stream, stream.to, [bar])
 
     def drain(self, name: str) -> Failure | None:
-        """Pass on all that a process had to say, which has ended; return what it failed of."""
+        """Pass on the rest of the output of a process that exited; return its failure."""
         for stream in list(self._streams.get(name, ())):
             while self.read(stream):
                 pass
         return self._failures.pop(name, None)
 
     def close(self) -> None:
-        """Close everything; what comes later is lost."""
+        """Close all pipes and files; later output is lost."""
         for stream in (stream for streams in self._streams.values() for stream in streams):
             if stream.to is not None:
                 self._pass_on(stream, stream.to, b"")
@@ -209,31 +209,31 @@ class Output:
             os.close(fd)
         self._files.clear()
 
-    def _hear(self, stream: OutputStream, data: bytes) -> None:
+    def _read_failure(self, stream: OutputStream, data: bytes) -> None:
         stream.rest += data
         if not stream.rest.endswith(END_OF_FAILURE):
             return
-        told, stream.rest = stream.rest.removesuffix(END_OF_FAILURE), b""
-        lines = told.rstrip(b"\n").split(b"\n")
-        text = told.decode(errors="replace")
+        failure, stream.rest = stream.rest.removesuffix(END_OF_FAILURE), b""
+        lines = failure.rstrip(b"\n").split(b"\n")
+        text = failure.decode(errors="replace")
         self._failures[stream.name] = Failure(text, self._first.get(text, ""))
-        self._keep(stream.name, lines)
+        self._save(stream.name, lines)
         if text not in self._first:
             self._first[text] = stream.name
             self._show(stream, sys.stderr, lines)
 
     def _pass_on(self, stream: OutputStream, to: TextIO, data: bytes) -> None:
-        lines = _cut(stream, data)
+        lines = _split(stream, data)
         self._show(stream, to, lines.shown)
-        self._keep(stream.name, lines.kept)
+        self._save(stream.name, lines.saved)
 
     def _show(self, stream: OutputStream, to: TextIO, lines: list[bytes]) -> None:
         for line in lines:
             self._screen.line(f"{stream.name:9} | {line.decode(errors='replace')}", to)
 
-    def _keep(self, name: str, lines: list[bytes]) -> None:
-        """Write the lines into the process's own file; a full disk does not end the run."""
-        if not lines or not self._is_kept:
+    def _save(self, name: str, lines: list[bytes]) -> None:
+        """Append the lines to the process's own file; a full disk doesn't stop the run."""
+        if not lines or not self._is_saved:
             return
         path = self._folder / f"{name.replace(' ', '-')}.log"
         try:
@@ -244,37 +244,37 @@ class Output:
             while left:
                 left = left[os.write(self._files[name], left) :]
         except OSError as error:
-            self._is_kept = False
-            self.say(f"what is printed is not kept any more, for {path}: {error.strerror}")
+            self._is_saved = False
+            self.say(f"no longer saving the output: cannot write {path}: {error.strerror}")
 
 
-def _cut(stream: OutputStream, data: bytes) -> Lines:
-    """The lines that are whole now; at the end of the stream, all that is left."""
+def _split(stream: OutputStream, data: bytes) -> _SplitOutput:
+    """Return the lines that are complete now; at the end of the stream, all that is left."""
     text = stream.rest + data
     while (up_and_down := _UP + b"\n") in text:
         text = text.replace(up_and_down, b"")
     text = text.replace(b"\r\n", b"\n")
     if not data and (text.strip() or stream.overwritten):
         text += b"\n"
-    *whole, begun = text.split(b"\n")
-    lines = Lines([], [])
-    for line in whole:
+    *complete, unfinished = text.split(b"\n")
+    lines = _SplitOutput([], [])
+    for line in complete:
         states = _states(line)
         if not (states or stream.overwritten):
             states = [b""]
         newest = states[-1] if states else stream.overwritten
         if not newest or newest != stream.bar_shown:
             lines.shown.append(newest)
-        lines.kept.extend(states)
+        lines.saved.extend(states)
         stream.overwritten = stream.bar_shown = b""
-    before, end, after = begun.rpartition(b"\r")
+    before, end, after = unfinished.rpartition(b"\r")
     states = _states(before)
-    lines.kept.extend(states)
+    lines.saved.extend(states)
     stream.overwritten = states[-1] if states else stream.overwritten
     stream.rest = end + after
     return lines
 
 
 def _states(line: bytes) -> list[bytes]:
-    """What a line was, one after the other; a bar that goes is written over with spaces."""
+    """Return the states of a line in order; a bar that disappears is overwritten with spaces."""
     return [state for state in line.replace(_UP, b"").split(b"\r") if state.strip()]

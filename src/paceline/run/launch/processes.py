@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The processes of a run on this machine: starting them, hearing of their ends, killing them.
+"""The processes of a run on this machine: start them, learn of their exits, kill them.
 
-Nothing here decides who is started and when; that is the launcher's.
+The launcher decides which process is started, and when.
 """
 
 import os
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.child import Task
 from paceline.run.launch.environment import Identity, variables
-from paceline.run.launch.forkserver import ForkServer, how_it_ended
+from paceline.run.launch.forkserver import ForkServer, describe_exit
 from paceline.run.launch.output import Failure, Output
-from paceline.run.launch.restarts import Tries
+from paceline.run.launch.restarts import RestartBackoff
 from paceline.run.settings import Settings
 
 __all__ = ["Child", "Processes"]
@@ -22,18 +22,18 @@ __all__ = ["Child", "Processes"]
 
 @dataclass(eq=False)
 class Child:
-    """A process of the run, however often it was started."""
+    """The server or a worker of a run, across all its restarts."""
 
     name: str
     who: Identity
     threads: int
-    tries: Tries = field(default_factory=Tries)
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     pid: int | None = None  # not None iff it is running
-    code: int = 0  # that it ended with, the last time
-    how: str = ""  # it ended, in words
-    failure: str = ""  # what its script has failed of, the last time; "": it has not
-    start_at: float | None = None  # when it is started again; None: it is not
-    is_killed: bool = False  # by us
+    code: int = 0  # exit code of the last exit
+    exit_text: str = ""  # the last exit in words
+    failure: str = ""  # why the script failed the last time; "": it didn't
+    start_at: float | None = None  # when it will be restarted; None: it won't
+    is_killed: bool = False  # by the launcher
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it is running."""
@@ -43,20 +43,20 @@ class Child:
 
 
 class Processes:
-    """Those that are running."""
+    """The running processes of a run."""
 
     def __init__(self, forkserver: ForkServer, output: Output, settings: Settings) -> None:
         self._forkserver = forkserver
         self._output = output
         self._settings = settings
-        self._running: dict[int, Child] = {}  # by their pids
+        self._running: dict[int, Child] = {}  # by pid
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether any process is running."""
         return bool(self._running)
 
     def start(self, child: Child) -> None:
-        """Start it; raises PacelineError if the system will not have one more process."""
+        """Start a process; raise PacelineError if the system can't create one."""
         settings = self._settings
         task = Task(
             variables=variables(child.who),
@@ -67,60 +67,59 @@ class Processes:
             threads=child.threads,
         )
         try:
-            ends = self._output.pipes(child.name)
+            pipes = self._output.open_pipes(child.name)
         except OSError as error:
             raise PacelineError(f"cannot start a process: {error.strerror}") from None
         try:
-            child.pid = self._forkserver.fork(task, ends)
+            child.pid = self._forkserver.fork(task, pipes)
         finally:
-            for fd in (ends.out, ends.err, ends.told):
+            for fd in (pipes.out, pipes.err, pipes.failure):
                 os.close(fd)
         self._running[child.pid] = child
         child.start_at = None
 
-    def ended(self) -> list[Child]:
-        """Those that have ended since this was asked for last; all that they said is passed on."""
+    def take_exited(self) -> list[Child]:
+        """Return the processes that exited since the last call; their output is passed on."""
         found = []
-        for ended in self._forkserver.ended():
-            child = self._running.pop(ended.pid, None)
+        for exited in self._forkserver.take_exited():
+            child = self._running.pop(exited.pid, None)
             if child is None:  # of an earlier run
                 continue
             failure = self._output.drain(child.name)
-            child.pid, child.code = None, ended.code
-            child.how = _how(child, failure)
-            # That the server is gone is no failure of the script: it may be back soon.
-            is_own = ended.code > 0 and ended.code != PeerLost.exit_code
-            child.failure = (failure.text if failure else child.how) if is_own else ""
+            child.pid, child.code = None, exited.code
+            child.exit_text = _exit_text(child, failure)
+            # Losing the server is not a failure of the script: the server may be back soon.
+            is_own = exited.code > 0 and exited.code != PeerLost.exit_code
+            child.failure = (failure.text if failure else child.exit_text) if is_own else ""
             found.append(child)
         return found
 
     def kill(self) -> None:
-        """Kill them all, and say so."""
+        """Kill all running processes, and say so."""
         for child in self._running.values():
             assert child.pid is not None
             with suppress(ProcessLookupError, PermissionError):
-                # With what its script has started; it may not be the leader of a group yet.
+                # The group includes what its script started; it may not be a group leader yet.
                 os.killpg(child.pid, signal.SIGKILL)
             child.signal(signal.SIGKILL)
         for child in self._running.values():
             if not child.is_killed:
                 child.is_killed = True
-                self._output.say(f"{child.name} had not ended, and was killed")
+                self._output.say(f"{child.name} was still running and was killed")
 
     def forget(self) -> None:
-        """The system has killed them all."""
+        """Forget all processes, because the system killed them."""
         self._running.clear()
 
 
-def _how(child: Child, failure: Failure | None) -> str:
-    """Say how a process has ended."""
+def _exit_text(child: Child, failure: Failure | None) -> str:
     if failure is not None and failure.same_as and child.code > 0:
         before = "before" if failure.same_as == child.name else failure.same_as
         return f"failed in the same way as {before}"
-    how = how_it_ended(child.code)
+    text = describe_exit(child.code)
     if -child.code == signal.SIGSEGV and child.who.worker is not None:
-        how += (
-            "; its script may have written to the parameters, which are the server's: see the line "
-            "above, and change them in an optimizer of your own instead"
+        text += (
+            "; its script may have written to the parameters, which are read-only in a worker: see "
+            "the traceback above, and change parameters in an optimizer of your own instead"
         )
-    return how
+    return text

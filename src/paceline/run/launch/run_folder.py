@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The folder of a run on this machine: making it, holding it, and what the launcher writes there.
+"""The folder of a run on this machine: create it, lock it, and write the launcher's files to it.
 
-A run that is resumed has the folder that it had before; the address and the token are new. Its
-settings are what they were until the server has taken the run up with others.
+A resumed run keeps its folder, with a new address and token. New settings are pending until the
+server has accepted them, so a resume that fails leaves the old settings in place.
 """
 
 import fcntl
@@ -32,19 +32,19 @@ __all__ = [
 ]
 
 SPEC = "spec.json"
-NEXT_SPEC = "spec.next.json"  # of a run that is resumed, until the server has taken it up
+NEXT_SPEC = "spec.next.json"  # the pending settings of a resumed run
 FINISHED = "finished"
 
 
 def new_run_dir(wanted: Path | None, script: Path) -> Path:
-    """Make the folder of a run: the one that is wanted, or the next free number."""
+    """Create the folder of a run: the given one, or runs/SCRIPT-N with the next free number."""
     try:
         if wanted is not None:
             wanted.mkdir(parents=True, exist_ok=True)
             if any(wanted.iterdir()):
                 raise SpecError(
-                    f"the folder {wanted} is not empty; give the run one of its own, or use "
-                    "--resume if the run in it is to go on"
+                    f"the folder {wanted} is not empty; choose another one, or use --resume to "
+                    "continue the run in it"
                 )
             return wanted
         for number in count(1):
@@ -53,19 +53,19 @@ def new_run_dir(wanted: Path | None, script: Path) -> Path:
                 path.mkdir(parents=True)
                 return path
     except OSError as error:
-        raise SpecError(f"cannot make a folder for the run: {error}") from None
+        raise SpecError(f"cannot create the run folder: {error}") from None
     raise AssertionError
 
 
 @contextmanager
 def lock(run_dir: Path) -> Iterator[None]:
-    """Be the only launcher in this folder; raises SpecError if there is one already."""
+    """Hold the lock of this folder; raise SpecError if another launcher holds it."""
     try:
         fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise SpecError(f"cannot write to the folder of the run: {error}") from None
+        raise SpecError(f"cannot write to the run folder: {error}") from None
     try:
-        with suppress(OSError):  # of a file system that knows no locks
+        with suppress(OSError):  # the file system has no locks
             _lock(fd, run_dir)
         yield
     finally:
@@ -77,24 +77,24 @@ def _lock(fd: int, run_dir: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SpecError(
-            f"a run is going on in {run_dir}; wait for its end, or stop it before you resume it"
+            f"another run is active in {run_dir}; wait until it ends, or stop it before resuming it"
         ) from None
 
 
 def is_locked(run_dir: Path) -> bool:
-    """Whether there is a launcher in this folder."""
+    """Return whether a launcher is active in this folder."""
     try:
         with (run_dir / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # it has no lock, or is on a file system that knows none
+    except OSError:  # there is no lock file, or the file system has no locks
         return False
     return False
 
 
 def write_run_files(run_dir: Path, settings: Settings) -> Identity:
-    """Write what the processes of a run must know, and return who the server is."""
+    """Write what the processes of a run need; return the identity of the server."""
     settings.write(run_dir / (NEXT_SPEC if (run_dir / SPEC).exists() else SPEC))
     address = f"unix:@paceline-{secrets.token_hex(16)}"
     token_file = run_dir / "token"
@@ -102,48 +102,48 @@ def write_run_files(run_dir: Path, settings: Settings) -> Identity:
         token_file.touch(mode=0o600)
         token_file.write_text(new_token(), encoding="ascii")
         (run_dir / "address").write_text(address, encoding="ascii")
-        for partial in (run_dir / "checkpoints").glob("*.partial"):  # of a run that was killed
+        for partial in (run_dir / "checkpoints").glob("*.partial"):  # of a killed run
             partial.unlink()
     except OSError as error:
-        raise SpecError(f"cannot write to the folder of the run: {error}") from None
+        raise SpecError(f"cannot write to the run folder: {error}") from None
     return Identity(address, token_file, run_dir, None)
 
 
 def settings_of(run_dir: Path) -> Settings:
-    """What the run in this folder is told, which nobody may have accepted yet."""
+    """Return the settings of the run in this folder, pending ones if there are any."""
     newer = run_dir / NEXT_SPEC
     return Settings.read(newer if newer.exists() else run_dir / SPEC)
 
 
 def is_resumed(run_dir: Path) -> bool:
-    """Whether somebody has resumed the run, and no server has taken it up yet."""
+    """Return whether the run was resumed and no server has accepted its settings yet."""
     return (run_dir / NEXT_SPEC).exists()
 
 
 def commit_spec(run_dir: Path) -> None:
-    """The server has taken the run up: from now on these are the settings of the run."""
+    """Make the pending settings those of the run, because its server has accepted them."""
     try:
         (run_dir / FINISHED).unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # of a new run; or this is not its first server
+        with suppress(FileNotFoundError):  # a new run, or a restarted server
             (run_dir / NEXT_SPEC).replace(run_dir / SPEC)
     except OSError as error:
         raise SpecError(f"cannot write {run_dir / SPEC}: {error.strerror}") from None
 
 
 def discard_pending_spec(run_dir: Path) -> None:
-    """Nobody runs here any more: settings that nobody has accepted are forgotten."""
+    """Remove settings that no server has accepted; the run is over."""
     with suppress(OSError):
         (run_dir / NEXT_SPEC).unlink(missing_ok=True)
 
 
 def mark_finished(run_dir: Path, version: int) -> None:
-    """Nothing is left to do here, for whoever resumes the run; a full disk does not matter."""
+    """Note that the run is complete, so that a resume has nothing to do; ignore a full disk."""
     with suppress(OSError):
         (run_dir / FINISHED).write_text(f"{version}\n", encoding="ascii")
 
 
 def finished_at(run_dir: Path) -> int | None:
-    """How many updates the run has made that has come to its end here; None: there is none."""
+    """Return the number of updates of the completed run in this folder; None: it isn't complete."""
     try:
         return int((run_dir / FINISHED).read_text(encoding="ascii"))
     except (OSError, ValueError):
