@@ -70,11 +70,11 @@ def a_complex_parameter():
 
 
 REFUSED = {
-    nothing_to_train: "give run.prepare() at least one optimizer; without one nothing trains",
+    nothing_to_train: "run.prepare() needs at least one optimizer, got none",
     a_thing_of_no_kind: (
         "run.prepare() takes models, optimizers, schedulers and loaders, got float"
     ),
-    a_scheduler_without_its_optimizer: "prepare a scheduler together with its optimizer",
+    a_scheduler_without_its_optimizer: "StepLR was passed to run.prepare() without its optimizer",
     a_scheduler_that_follows_a_metric: "step it in one worker (run.is_first) instead",
     a_parameter_in_two_optimizers: ("weight is stepped by two optimizers; give it to one of them"),
     two_parameters_on_one_memory: (
@@ -138,11 +138,11 @@ keep(run, message=message, weights=[p.detach().clone() for p in model.parameters
 """
 
 TRIED = {
-    "optimizer.step(lambda: loss_of(0, 0))": "optimizer.step() takes no closure here",
-    "optimizer.add_param_group({'params': []})": "add all groups of parameters before",
+    "optimizer.step(lambda: loss_of(0, 0))": "optimizer.step() takes no closure in a run",
+    "optimizer.add_param_group({'params': []})": "add all parameter groups before",
     "model.load_state_dict(model.state_dict())": "load weights before run.prepare()",
     "model[0].load_state_dict(model[2].state_dict())": "load weights before run.prepare()",
-    "run.prepare(model, optimizer)": "run.prepare() was called twice; give it everything in one",
+    "run.prepare(model, optimizer)": "run.prepare() was called twice; pass everything in one",
     # A copy is the script's own.
     "copy.deepcopy(model).load_state_dict(model.state_dict())": None,
 }
@@ -299,7 +299,7 @@ while not run.finished:
     assert ran.code == 0, ran.err
     assert (
         ran.kept[0]["refused"]
-        == ["register hooks before run.prepare(): they are called where the step is"] * 2
+        == ["register step hooks before run.prepare(): they run with the step, on the server"] * 2
     )
 
 

@@ -107,7 +107,9 @@ for x in cycle(loader):
     )
     ran = launch(source, workers=1, steps=4)
     assert ran.code == 2
-    assert ": the run is over, and so is its data; leave the loop if run.finished" in ran.err
+    assert (
+        ": the run has ended, so its loaders are empty; leave the loop if run.finished" in ran.err
+    )
 
 
 def test_a_loop_over_epochs_may_stay(launch):
@@ -251,7 +253,7 @@ keep(run, warned=warned)
         (
             TRAINING + "lb = torch.optim.LBFGS(model.parameters())\npaceline.join().prepare(lb)",
             2,
-            "LBFGS needs a closure, and on the server there is none",
+            "LBFGS needs a closure, which the server can't call",
         ),
     ],
     ids=["never", "syntax", "no update", "lists", "text", "closure"],

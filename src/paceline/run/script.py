@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a script sees: `paceline.join()` gives a `Run`, whose `prepare` makes everything else work.
+"""What a script sees: `paceline.join()` and the `Run` that it returns.
 
-Every process of a run executes the same script. In a worker, `prepare` joins the run and the
-script goes on. In the server, `prepare` takes models, optimizers and schedulers as they are, serves
-the run to its end, and never returns: so optimizers of any class, the script's own too, step on the
-server without being sent anywhere. Started by hand, a script is an ordinary one-worker run.
+Every process of a run executes the same script. In a worker, `prepare` joins the run and the script
+continues. In the server, `prepare` never returns: it takes the models, optimizers and schedulers,
+serves the run to its end, and exits. So the server can step an optimizer of any class, the script's
+own included, without anyone sending it there. A script that you start by hand, with plain `python`,
+trains alone as a run of one worker.
 """
 
-import inspect
 import random
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, overload
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.core.decider import NOTHING, Decider
 from paceline.core.events import Fate
@@ -32,6 +30,7 @@ from paceline.errors import SpecError
 from paceline.run.launch.environment import Identity, identity, threads
 from paceline.run.launch.run_folder import commit_spec, is_resumed, settings_of
 from paceline.run.net.channel import listen
+from paceline.run.prepared import Prepared
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.listener import Listener
@@ -45,19 +44,26 @@ from paceline.run.tensors.shard import Shard
 from paceline.run.worker.data import BatchStream, samples_in_epoch
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
-from paceline.run.worker.sampler import own_stream
+from paceline.run.worker.sampler import with_own_order
 from paceline.run.worker.schedule import advance, follow
 from paceline.run.worker.worker import Last, Worker
 from paceline.trace.schema import Header
 
 __all__ = ["Run", "join"]
 
+T = TypeVar("T")
+U = TypeVar("U")
+Ts = TypeVarTuple("Ts")
+
 # Below this, waiting for a second thread on a busy machine costs more than it saves: measured.
 WORTH_THREADS_BYTES = 32 * 2**20
 
 
 def join() -> "Run":
-    """Take part in the run that this process was started for; started by hand, be one alone."""
+    """Join the run that this process was started for.
+
+    A script that was started by hand becomes a run of one worker.
+    """
     who = identity()
     if who is None:
         return Alone()
@@ -74,7 +80,7 @@ class Run:
     """The number of this worker."""
 
     version: int = 0
-    """How many updates the parameters have had that this worker has."""
+    """How many updates are in the parameters that this worker has."""
 
     finished: bool = False
     """Whether the run has made its last update."""
@@ -87,108 +93,62 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is worker 0: for what is to be done once, such as printing."""
+        """Whether this is worker 0, which does what only one worker should do, such as printing."""
         return self.worker == 0
 
-    def prepare(self, *things: Any) -> Any:
-        """Take models, optimizers, schedulers and loaders into the run; once, with all of them.
+    @overload
+    def prepare(self, single: T, /) -> T: ...
 
-        Returns them in the same order; one alone is returned as it is.
+    @overload
+    def prepare(self, first: T, second: U, /, *others: *Ts) -> tuple[T, U, *Ts]: ...
+
+    def prepare(self, *given: *Ts) -> Any:
+        """Prepare the models, optimizers, schedulers and loaders that the run trains with.
+
+        Call it once, with all of them. It returns them in the same order, or the object itself if
+        there is only one. In a worker, a loader comes back as a `BatchStream`, which forwards
+        every attribute to the loader; type checkers see the loader's own type.
         """
         if self._is_prepared:
-            raise SpecError("run.prepare() was called twice; give it everything in one call")
+            raise SpecError("run.prepare() was called twice; pass everything in one call")
         self._is_prepared = True
-        prepared = self._prepare(Prepared.sort(things))
-        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+        returned = self._prepare(Prepared.sort(given))
+        return returned[0] if len(returned) == 1 else tuple(returned)
 
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
-        """`loss.backward()`, which ends early once the gradient is of no use any more."""
+        """Run `loss.backward()`, and stop early once the gradient is no longer wanted."""
         loss.backward(*arguments, **options)  # type: ignore[no-untyped-call] # torch has no types
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Log numbers; the trace has their average over the contributors of each update."""
+        """Log numbers with the next gradient.
+
+        The trace records their average over the contributors of each update.
+        """
 
     @contextmanager
     def averaged_weights(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Let the model have the moving average of its weights, where the run keeps one."""
+        """Give the model the moving average of its weights inside a `with` block.
+
+        A run that keeps no moving average (`--ema`) leaves the weights unchanged.
+        """
         yield model
 
-    def _prepare(self, things: "Prepared") -> list[Any]:
+    def _prepare(self, prepared: Prepared) -> list[Any]:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What a script prepares, sorted."""
-
-    given: tuple[Any, ...]
-    models: list[nn.Module]
-    optimizers: list[Optimizer]
-    schedulers: list[LRScheduler]
-    loaders: list[Any]
-
-    @classmethod
-    def sort(cls, given: Sequence[Any]) -> "Prepared":
-        """Tell them apart; raises SpecError at what a run cannot work with."""
-        found = cls(tuple(given), [], [], [], [])
-        for thing in given:
-            if isinstance(thing, nn.Module):
-                found.models.append(thing)
-            elif isinstance(thing, Optimizer):
-                found.optimizers.append(thing)
-            elif isinstance(thing, ReduceLROnPlateau):
-                raise SpecError(
-                    "a scheduler that follows a metric cannot be prepared, for the learning rate "
-                    "must follow from the version; step it in one worker (run.is_first) instead"
-                )
-            elif isinstance(thing, LRScheduler):
-                found.schedulers.append(thing)
-            elif _holds_things(thing):
-                raise SpecError("give run.prepare() models and optimizers one by one, not in lists")
-            elif hasattr(thing, "__iter__") and not isinstance(thing, str | bytes):
-                found.loaders.append(thing)
-            else:
-                raise SpecError(
-                    "run.prepare() takes models, optimizers, schedulers and loaders, got "
-                    f"{type(thing).__qualname__}"
-                )
-        for scheduler in found.schedulers:
-            if scheduler.optimizer not in found.optimizers:
-                raise SpecError("prepare a scheduler together with its optimizer")
-        return found
-
-
-def _holds_things(thing: Any) -> bool:
-    return isinstance(thing, list | tuple) and any(
-        isinstance(one, nn.Module | Optimizer | LRScheduler) for one in thing
-    )
-
-
-def _check(things: Prepared) -> None:
-    """Raise SpecError unless these can be trained on a server."""
-    if not things.optimizers:
-        raise SpecError("give run.prepare() at least one optimizer; without one nothing trains")
-    for optimizer in things.optimizers:
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            raise SpecError(
-                f"{type(optimizer).__qualname__} needs a closure, and on the server there is none; "
-                "use an optimizer that steps without"
-            )
-
-
 class Alone(Run):
-    """A script that was started by hand: an ordinary run of one worker."""
+    """A script that was started by hand: a run of one worker in one process."""
 
-    def _prepare(self, things: Prepared) -> list[Any]:
-        self._schedulers = things.schedulers
-        for optimizer in things.optimizers:
-            optimizer.register_step_post_hook(self._count)
-        for scheduler in things.schedulers:
+    def _prepare(self, prepared: Prepared) -> list[Any]:
+        self._schedulers = prepared.schedulers
+        for optimizer in prepared.optimizers:
+            optimizer.register_step_post_hook(self._on_step)
+        for scheduler in prepared.schedulers:
             follow(scheduler, server=False)
-        return list(things.given)
+        return list(prepared.given)
 
-    def _count(self, optimizer: Optimizer, *_: Any) -> None:
+    def _on_step(self, optimizer: Optimizer, *_: Any) -> None:
         self.last = Last(Fate.ACCEPTED, self.version, 0, 1, 0.0)
         self.version += 1
         for scheduler in self._schedulers:
@@ -206,45 +166,45 @@ class WorkerRun(Run):
         self._who = who
         self._worker: Worker | None = None
 
-    def _prepare(self, things: Prepared) -> list[Any]:
-        _check(things)
-        common = gather(things.models, things.optimizers)
-        replica = self._replica = Replica(common, things.models)
-        worker = self._worker = Worker(self._who, common, things.schedulers, replica)
-        self._common = common
-        for number, optimizer in enumerate(things.optimizers):
+    def _prepare(self, prepared: Prepared) -> list[Any]:
+        prepared.check()
+        training_state = self._training_state = gather(prepared.models, prepared.optimizers)
+        replica = self._replica = Replica(training_state, prepared.models)
+        worker = self._worker = Worker(self._who, training_state, prepared.schedulers, replica)
+        for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
-        for scheduler in things.schedulers:
+        for scheduler in prepared.schedulers:
             follow(scheduler, server=True)
-        _NoLoading({module for model in things.models for module in model.modules()}, worker)
+        _LoadGuard({module for model in prepared.models for module in model.modules()}, worker)
         if self.worker and not worker.welcome.place:
             _seed_apart(self.worker)
-        prepared = [self._prepared(thing, things, worker) for thing in things.given]
+        returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         worker.begin()
-        return prepared
+        return returned
 
-    def _prepared(self, thing: Any, things: Prepared, worker: Worker) -> Any:
-        if not any(thing is loader for loader in things.loaders):
-            return thing
-        number = next(i for i, loader in enumerate(things.loaders) if loader is thing)
+    def _wrap(self, one: Any, loaders: list[Any], worker: Worker) -> Any:
+        """Wrap a loader in a `BatchStream`; return anything else as it is."""
+        number = next((i for i, loader in enumerate(loaders) if loader is one), None)
+        if number is None:
+            return one
         welcome = worker.welcome
-        own = own_stream(thing, welcome.seed, worker.number, welcome.workers)
+        own = with_own_order(one, welcome.seed, worker.number, welcome.workers)
         over, requeue = (lambda: worker.is_over), welcome.requeue
-        stream = BatchStream(thing, own, number, worker.batches, over, requeue)
+        stream = BatchStream(one, own, number, worker.batches, over, requeue)
         worker.position.add(stream)
         return stream
 
     @property
     def _joined(self) -> Worker:
         if self._worker is None:
-            raise SpecError("call run.prepare() first")
+            raise SpecError("call run.prepare() before you use the run")
         return self._worker
 
-    # What is a plain attribute alone is asked of the link here, and scripts only read it.
+    # These are plain attributes of `Run`. Scripts only read them, so properties can replace them.
 
     @property
     def version(self) -> int:  # type: ignore[override]
-        """How many updates the parameters have had that this worker has."""
+        """How many updates are in the parameters that this worker has."""
         return 0 if self._worker is None else self._worker.version
 
     @property
@@ -258,25 +218,32 @@ class WorkerRun(Run):
         return None if self._worker is None else self._worker.last
 
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
-        """`loss.backward()`, which ends early once the gradient is of no use any more."""
+        """Run `loss.backward()`, and stop early once the gradient is no longer wanted."""
         self._joined.backward(loss, *arguments, **options)
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Log numbers; the trace has their average over the contributors of each update."""
+        """Log numbers with the next gradient.
+
+        The trace records their average over the contributors of each update.
+        """
         self._joined.log(scalars)
 
     @contextmanager
     def averaged_weights(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Let the model have the moving average of its weights, where the run keeps one."""
+        """Give the model the moving average of its weights inside a `with` block.
+
+        A run that keeps no moving average (`--ema`) leaves the weights unchanged.
+        """
         if not self._joined.welcome.averages:
             yield model
             return
         was_over = self._joined.is_over
-        mine = {id(p) for p in model.parameters()}
+        averages = self._joined.averages()
+        in_model = {id(p) for p in model.parameters()}
         saved = []
-        for own, means in zip(self._common.parameters, self._joined.averages(), strict=True):
+        for own, means in zip(self._training_state.parameters, averages, strict=True):
             for parameter, mean in zip(own, means, strict=True):
-                if id(parameter) in mine:
+                if id(parameter) in in_model:
                     saved.append((parameter, parameter.data))
                     parameter.data = mean.to(parameter.device, parameter.dtype)
         try:
@@ -289,7 +256,10 @@ class WorkerRun(Run):
 
 
 def _seed_apart(worker: int) -> None:
-    """Scripts seed all processes alike; dropout and what is drawn by hand must still differ."""
+    """Give each worker random numbers of its own, though the script seeds all processes alike.
+
+    Otherwise dropout and random augmentation would be the same in every worker.
+    """
     torch.manual_seed(torch.initial_seed() + worker)
     random.seed(f"{random.getrandbits(64)} {worker}")
     if "numpy" in sys.modules:
@@ -297,8 +267,8 @@ def _seed_apart(worker: int) -> None:
         numpy.random.seed((int(numpy.random.randint(2**31)) + worker) % 2**32)
 
 
-class _NoLoading:
-    """Lets nobody load weights into these modules during a run; copies of them may be loaded."""
+class _LoadGuard:
+    """Refuses `load_state_dict()` on these modules during a run; copies of them may load."""
 
     def __init__(self, modules: set[nn.Module], worker: Worker) -> None:
         self._modules = modules
@@ -310,13 +280,13 @@ class _NoLoading:
     def __call__(self, module: nn.Module, *_: Any) -> None:
         if module in self._modules and not self._worker.is_over:
             raise SpecError(
-                "load weights before run.prepare(): while the run lasts the parameters are the "
-                "server's, and what is loaded here would be lost"
+                "load weights before run.prepare(): during a run the server owns the parameters, "
+                "and a state loaded in a worker would be lost"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A module that is saved whole has something in this place that takes anything, does
-        # nothing, and can be loaded where there is no Paceline.
+        # A module that is pickled whole keeps a hook that accepts anything, does nothing, and can
+        # be unpickled where Paceline isn't installed.
         return getattr, ("", "format")
 
 
@@ -329,12 +299,12 @@ class ServerRun(Run):
         super().__init__()
         self._who = who
 
-    def _prepare(self, things: Prepared) -> list[Any]:
-        _check(things)
-        settings = _with_samples(settings_of(self._who.run_dir), things.loaders)
+    def _prepare(self, prepared: Prepared) -> list[Any]:
+        prepared.check()
+        settings = _with_samples(settings_of(self._who.run_dir), prepared.loaders)
         run_dir, policy = self._who.run_dir, parse_policy(settings.policy)
-        common = gather(things.models, things.optimizers)
-        shard = Shard(common, things.schedulers, settings, policy.versions_kept)
+        common = gather(prepared.models, prepared.optimizers)
+        shard = Shard(common, prepared.schedulers, settings, policy.versions_kept)
         if shard.layout.size < WORTH_THREADS_BYTES:
             torch.set_num_threads(1)
         # Before anything is touched: where another server is, nothing here is ours.
@@ -348,7 +318,7 @@ class ServerRun(Run):
         checkpointer = Checkpointer(
             archive,
             parse_every(settings.checkpoint_every),
-            partial(_export, run_dir, things.models, shard),
+            partial(_export, run_dir, prepared.models, shard),
             _say,
         )
         listener.stop_on(signal.SIGTERM, signal.SIGINT)

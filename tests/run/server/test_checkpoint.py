@@ -159,7 +159,7 @@ def test_there_may_be_none_yet(archive, tmp_path):
 
 
 def test_what_cannot_be_saved_is_named_when_it_is_copied():
-    with pytest.raises(SpecError, match="the checkpoint has a object in it, which cannot travel"):
+    with pytest.raises(SpecError, match="the checkpoint contains a object, which can't be sent"):
         Snapshot.of(saved(shard={"odd": object()}))
 
 

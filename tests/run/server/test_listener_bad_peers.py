@@ -184,15 +184,15 @@ JOINED = {
     "has a parameter too many": (report(unused=(0, 2)), "there is no parameter 2"),
     "sets a group that is not there": (
         report(options=(OptionChange(0, 0, "lr", 0.5), OptionChange(0, 1, "lr", 9.0))),
-        "there is no such group of parameters",
+        "no such parameter group",
     ),
     "sets an optimizer that is not there": (
         report(options=(OptionChange(1, 0, "lr", 9.0),)),
-        "there is no such group of parameters",
+        "no such parameter group",
     ),
     "sets the parameters of a group": (
         report(options=(OptionChange(0, 0, "params", 1),)),
-        "the parameters of a group are not an option",
+        "the parameters of a group can't be changed",
     ),
     "wants an optimizer that is not there": (
         lambda raw, work: messages.StateRequest("optimizer", 1),

@@ -86,4 +86,4 @@ def test_a_run_with_intruders_ends_as_one_without(launch):
     assert said["early"] == "it must join before anything else"
     assert said["taken"] == "there is a worker 1 already; give this one another number"
     assert said["other"].startswith("its script is not that of the run: it has 0 optimizers")
-    assert said["option"].startswith("there is no such group of parameters")
+    assert said["option"].startswith("no such parameter group")

@@ -39,7 +39,7 @@ def other_memory(size, fill=True, seal=True):
 STATES = {
     "in memory that is too small": (
         lambda: (tensor_at(shape=(17,)), memory()),
-        "a tensor of a state lies outside of its memory",
+        "a tensor of a state is outside of its memory",
     ),
     "in memory that can be taken away": (
         lambda: (tensor_at(), other_memory(64, seal=False)),
@@ -55,19 +55,19 @@ STATES = {
     ),
     "in something that is no memory": (
         lambda: (tensor_at(), os.open("/dev/zero", os.O_RDWR)),
-        "cannot map the memory of a peer: Invalid argument",
+        "cannot map a peer's memory: Invalid argument",
     ),
     "at an offset beyond": (
         lambda: (tensor_at(offset=2**40), memory()),
-        "a tensor of a state lies outside of its memory",
+        "a tensor of a state is outside of its memory",
     ),
     "at an odd offset": (
         lambda: (tensor_at(offset=2), memory()),
-        "a tensor of a state cannot lie there",
+        "a tensor of a state is misaligned or overlaps another",
     ),
     "of a shape that overflows": (
         lambda: (tensor_at(shape=(2**32, 2**32)), memory()),
-        "a tensor of a state lies outside of its memory",
+        "a tensor of a state is outside of its memory",
     ),
     "of a negative shape": (lambda: (tensor_at(shape=(-1,)), memory()), "expected a state: "),
     "of no type": (

@@ -103,11 +103,11 @@ def test_a_learning_rate_that_is_a_tensor_stays_one(optimizers):
 @pytest.mark.parametrize(
     ("option", "what"),
     [
-        (OptionChange(2, 0, "lr", 0.5), "there is no such group of parameters"),
-        (OptionChange(0, 2, "lr", 0.5), "there is no such group of parameters"),
-        (OptionChange(2**53, 2**53, "lr", 0.5), "there is no such group of parameters"),
-        (OptionChange(0, 0, "params", 0.5), "the parameters of a group are not an option"),
-        (OptionChange(0, 0, "param_names", "a"), "the parameters of a group are not an option"),
+        (OptionChange(2, 0, "lr", 0.5), "no such parameter group"),
+        (OptionChange(0, 2, "lr", 0.5), "no such parameter group"),
+        (OptionChange(2**53, 2**53, "lr", 0.5), "no such parameter group"),
+        (OptionChange(0, 0, "params", 0.5), "the parameters of a group can't be changed"),
+        (OptionChange(0, 0, "param_names", "a"), "the parameters of a group can't be changed"),
     ],
 )
 def test_an_option_of_nothing_is_refused_and_changes_nothing(optimizers, option, what):

@@ -79,8 +79,8 @@ def test_an_empty_region_has_an_address_all_the_same():
         (lambda: memfd(64, seals=fcntl.F_SEAL_GROW), None, "got 64 bytes, not sealed"),
         (lambda: memfd(0), None, "at least 1 bytes of sealed memory, got 0 bytes"),
         (lambda: memfd(2**62, fill=False), 2**62, "got 0 bytes"),
-        (lambda: os.open("/dev/zero", os.O_RDWR), 64, "cannot map the memory of a peer: Invalid"),
-        (lambda: os.open("/proc/self/exe", os.O_RDONLY), 64, "cannot map the memory of a peer"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), 64, "cannot map a peer's memory: Invalid"),
+        (lambda: os.open("/proc/self/exe", os.O_RDONLY), 64, "cannot map a peer's memory"),
     ],
     ids=["too small", "unsealed", "sealed otherwise", "empty", "a hole", "a device", "a file"],
 )
@@ -98,7 +98,9 @@ def test_a_descriptor_that_is_no_more_is_not_mapped():
 
 def test_too_much_memory_is_an_error_that_says_how_much():
     """So much that, were it asked for after all, it would not be more than another error."""
-    with pytest.raises(SpecError, match=r"^9223372036855 MB of shared memory for the slot cannot"):
+    with pytest.raises(
+        SpecError, match=r"^not enough shared memory for the slot: need 9223372036855 MB"
+    ):
         Region.create(2**63, "slot")
 
 
@@ -128,7 +130,7 @@ def test_too_many_open_files_are_an_error_that_says_what_to_do(number):
     before = sorted(os.listdir("/proc/self/fd"))
     with (
         descriptors_left(number),
-        pytest.raises(SpecError, match=r"for the slot cannot be had, for too many files are open"),
+        pytest.raises(SpecError, match=r"too many open files to share memory for the slot"),
     ):
         Region.create(1000, "slot")
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -141,7 +143,7 @@ def test_memory_that_the_system_will_not_map_is_an_error_that_says_how_much():
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + 2_000_000, before[1]))
     try:
-        with pytest.raises(SpecError, match=r"^8 MB of shared memory for the slot cannot be had"):
+        with pytest.raises(SpecError, match=r"^not enough shared memory for the slot: need 8 MB"):
             Region.create(8_000_000, "slot")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

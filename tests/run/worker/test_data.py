@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 from message_examples import unhurried
 from paceline.core.events import Fate
 from paceline.run.worker.data import Batch, Batches, BatchStream, count_samples
-from paceline.run.worker.sampler import own_stream
+from paceline.run.worker.sampler import with_own_order
 
 DROPPED = [Fate.LATE, Fate.STALE, Fate.CANCELLED, Fate.DUPLICATE]
 
@@ -202,7 +202,7 @@ def test_every_batch_is_accepted_once_and_in_its_turn(fates, size):
 def test_every_worker_sees_every_sample_once_in_a_pass(shuffle, workers):
     firsts = set()
     for worker in range(workers):
-        loader = own_stream(DataLoader(range(12), 4, shuffle=shuffle), 0, worker, workers)
+        loader = with_own_order(DataLoader(range(12), 4, shuffle=shuffle), 0, worker, workers)
         batches = iter(loader)
         for _ in range(2):
             seen = torch.cat([next(batches) for _ in range(3)])
@@ -213,7 +213,7 @@ def test_every_worker_sees_every_sample_once_in_a_pass(shuffle, workers):
 
 def test_an_order_follows_from_the_seed_and_the_worker():
     def order(seed, worker):
-        loader = own_stream(DataLoader(range(50), 50, shuffle=True), seed, worker, 4)
+        loader = with_own_order(DataLoader(range(50), 50, shuffle=True), seed, worker, 4)
         return tuple(next(iter(loader)).tolist())
 
     assert order(1, 2) == order(1, 2)
@@ -232,4 +232,4 @@ def test_an_order_follows_from_the_seed_and_the_worker():
     ids=["a list", "no batches", "with replacement", "its own sampler", "its own batches"],
 )
 def test_what_a_script_brings_of_its_own_is_left_as_it_is(loader):
-    assert own_stream(loader, 0, 0, 2) is loader
+    assert with_own_order(loader, 0, 0, 2) is loader

@@ -14,7 +14,7 @@ from message_examples import unhurried
 from paceline.core.events import Fate
 from paceline.run.worker.data import Batches, BatchStream
 from paceline.run.worker.position import Bookmark, Generators, PositionTracker
-from paceline.run.worker.sampler import own_stream
+from paceline.run.worker.sampler import with_own_order
 
 SIZE = 11
 FATES = [Fate.ACCEPTED, Fate.ACCEPTED, Fate.LATE, Fate.STALE, Fate.NON_FINITE]
@@ -68,7 +68,7 @@ class Script:
 
     def __init__(self, loader, requeue=True):
         self.batches = Batches(1)
-        own = own_stream(loader, seed=5, worker=1, workers=3)
+        own = with_own_order(loader, seed=5, worker=1, workers=3)
         self.stream = BatchStream(loader, own, 0, self.batches, lambda: False, requeue)
         self.loop = None
         self.generators = Generators()
@@ -82,7 +82,7 @@ class Script:
         """Compute on what was handed out last, push, hear the fate, and be asked for a place."""
         self.batches.touch(0)
         self.batches.settle(0, fate)
-        self.generators.look()
+        self.generators.read()
 
     def leave_the_loop(self):
         self.loop = None
@@ -207,7 +207,7 @@ def test_what_was_to_come_again_is_not_lost_when_the_loop_is_left():
     assert script.stream.bookmark() == Bookmark(2, 7, ((2, 3), (1, 4)))
     again = script.train([Fate.LATE])
     assert script.stream.bookmark() == Bookmark(3, 0, ((2, 3), (1, 4)))
-    order = own_stream(OWN["shuffled"](), 5, 1, 3).batch_sampler.sampler
+    order = with_own_order(OWN["shuffled"](), 5, 1, 3).batch_sampler.sampler
     batches = {loop: [*islice(order.in_loop(loop), 40)] for loop in (0, 1, 2)}
     found = samples([*first, *again, *script.train([Fate.ACCEPTED] * 2)])
     assert found == [*batches[0][3:6], *batches[2][9:12], *batches[2][9:12], *batches[1][12:15]]

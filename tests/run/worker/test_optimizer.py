@@ -185,7 +185,7 @@ keep(run, refused=refused)
 """
     )
     ran = launch(source, workers=1, steps=1)
-    what = "an optimizer of a run cannot be copied or pickled; use its state_dict()"
+    what = "a prepared optimizer can't be copied or pickled; use its state_dict()"
     assert ran.kept[0]["refused"] == [what] * 3
 
 

@@ -65,7 +65,7 @@ def test_all_generators_go_on_exactly_where_they_were(drawn):
     for _ in range(drawn):
         draw()
     generators = Generators()
-    generators.look()
+    generators.read()
     remembered = travelled(generators.remembered())
     expected = [draw() for _ in range(3)]
     seed_all(99)
@@ -79,7 +79,7 @@ def test_what_is_remembered_is_of_the_last_look():
     generators = Generators()
     expected = []
     for _ in range(3):
-        generators.look()
+        generators.read()
         expected = draw()
     generators.remembered().restore()
     assert draw() == expected
@@ -92,10 +92,10 @@ def test_it_is_found_that_a_script_begins_to_use_a_generator_later(use, first_us
     seed_all(4)
     generators = Generators()
     for step in range(first_used + 128):
-        generators.look()
+        generators.read()
         if step >= first_used:
             use()
-    generators.look()
+    generators.read()
     expected = use()
     seed_all(5)
     generators.remembered().restore()
@@ -107,7 +107,7 @@ def test_a_generator_that_is_used_now_and_then_is_known_at_each_look(every):
     seed_all(4)
     generators = Generators()
     for step in range(300):
-        generators.look()
+        generators.read()
         remembered = generators.remembered()
         if step >= 128:
             assert remembered.python == random.getstate()
@@ -118,7 +118,7 @@ def test_a_generator_that_is_used_now_and_then_is_known_at_each_look(every):
 def test_a_generator_that_is_not_used_is_looked_at_seldom():
     generators, found = Generators(), []
     for _ in range(1000):
-        generators.look()
+        generators.read()
         found.append(generators.remembered().python)  # an object of its own for each look
     assert len({id(state) for state in found}) < 30
 
@@ -126,7 +126,7 @@ def test_a_generator_that_is_not_used_is_looked_at_seldom():
 def test_where_numpy_was_not_in_use_it_is_left_alone():
     seed_all(4)
     generators = Generators()
-    generators.look()
+    generators.read()
     known = generators.remembered()
     expected = np.random.rand()
     np.random.seed(4)
@@ -139,7 +139,7 @@ def test_another_generator_in_the_place_of_numpys_own_is_left_alone():
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
         generators = Generators()
-        generators.look()
+        generators.read()
         remembered = generators.remembered()
         assert remembered.numpy is None
         np.random.rand()
@@ -154,7 +154,7 @@ def test_another_generator_in_the_place_of_numpys_own_is_left_alone():
 def randomness(seed=0):
     seed_all(seed)
     generators = Generators()
-    generators.look()
+    generators.read()
     return generators.remembered()
 
 
@@ -171,13 +171,13 @@ def test_any_bookmark_comes_back(bookmark):
 @unhurried
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_place_are_refused(junk):
-    with pytest.raises(ProtocolError, match="expected the place of a worker"):
+    with pytest.raises(ProtocolError, match="expected the position of a worker"):
         decode_position(junk)
 
 
 @pytest.mark.parametrize("cut", [1, 100, -1])
 def test_a_place_that_is_cut_is_refused(cut):
-    with pytest.raises(ProtocolError, match="expected the place of a worker"):
+    with pytest.raises(ProtocolError, match="expected the position of a worker"):
         decode_position(encode_position(Position((Bookmark(1, 2),), randomness()))[:cut])
 
 

@@ -238,7 +238,7 @@ keep(run, seen=seen, message=message)
         steps=8,
     )
     for kept in ran.kept.values():
-        assert "a scheduler that follows a metric cannot be prepared" in kept["message"]
+        assert "run.prepare() can't take ReduceLROnPlateau" in kept["message"]
         assert "run.is_first" in kept["message"]
     # What is set after a step goes along with the gradient of the next one.
     assert ran.kept[0]["seen"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The settings of parameter groups (learning rate, momentum, ...) that a script may change.
+"""The options of parameter groups (learning rate, momentum, ...) that a script may change.
 
-The server's optimizers have the settings that count. What a script changes in its own groups
-travels with its next gradient, and from the server to the other workers, so that a learning rate
-set by hand, by whichever worker, holds for all.
+The options of the server's optimizers are the ones that count. What a script changes in a worker's
+parameter groups goes to the server with the next gradient, and from there to the other workers. So
+a learning rate that any worker sets by hand applies to all of them.
 """
 
 from collections.abc import Sequence
@@ -23,70 +23,70 @@ Key = tuple[int, int, str]  # optimizer, group, name
 
 
 class KnownOptions:
-    """The settings of a worker's optimizers, as far as the server knows them."""
+    """The options of a worker's optimizers, as the server knows them."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
         self.read()
 
     def read(self) -> None:
-        """The server knows everything as it is now."""
+        """Note that the server knows all options as they are now."""
         self._known = [
-            (number, place, group, _settings(group))
+            (number, index, group, _options(group))
             for number, optimizer in enumerate(self._optimizers)
-            for place, group in enumerate(optimizer.param_groups)
+            for index, group in enumerate(optimizer.param_groups)
         ]
 
     def changed(self) -> list[OptionChange]:
-        """What the script has changed since; from now on the server knows it."""
-        found = []
-        for number, place, group, known in self._known:
+        """Return what the script has changed since, which the server will know from now on."""
+        changes = []
+        for number, index, group, known in self._known:
             for name, value in group.items():
-                if value is known.get(name, _NEW) or name in _NOT_OPTIONS:
+                if value is known.get(name, _MISSING) or name in _NOT_OPTIONS:
                     continue
                 scalar = _scalar(value)
-                if scalar is not _NEW and scalar != known.get(name, _NEW):
-                    found.append(OptionChange(number, place, name, scalar))
-        if found:
+                if scalar is not _MISSING and scalar != known.get(name, _MISSING):
+                    changes.append(OptionChange(number, index, name, scalar))
+        if changes:
             self.read()
-        return found
+        return changes
 
 
 _NOT_OPTIONS = ("params", "param_names")
-_NEW: Any = object()  # unlike any value
+_MISSING: Any = object()  # unlike any value
 
 
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
+def _options(group: dict[str, Any]) -> dict[str, Any]:
     found = {name: _scalar(value) for name, value in group.items() if name not in _NOT_OPTIONS}
-    return {name: value for name, value in found.items() if value is not _NEW}
+    return {name: value for name, value in found.items() if value is not _MISSING}
 
 
 def _scalar(value: Any) -> Any:
-    """The value as it travels; what cannot travel is never changed."""
+    """Return the value as it can be sent; _MISSING if it can't be sent."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, Real):  # a number of NumPy, even one that is also a float
+    if isinstance(value, Real):  # a NumPy number, even one that is a float, too
         return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value)
     if isinstance(value, tuple | list) and all(isinstance(part, Real) for part in value):
         return tuple([float(part) for part in value])
-    return _NEW
+    return _MISSING
 
 
 def group_of(optimizers: Sequence[Optimizer], option: OptionChange) -> dict[str, Any]:
-    """The group that it is for; raises ProtocolError if there is none, or it is not an option."""
+    """Return the group that the change is for; raises ProtocolError if it isn't for an option."""
     try:
         group = optimizers[option.optimizer].param_groups[option.group]
     except IndexError:
-        raise ProtocolError(f"there is no such group of parameters: {option}") from None
+        raise ProtocolError(f"no such parameter group: {option}") from None
     if option.name in _NOT_OPTIONS:
-        raise ProtocolError(f"the parameters of a group are not an option: {option}")
+        raise ProtocolError(f"the parameters of a group can't be changed: {option}")
     return group
 
 
 def set_option(optimizers: Sequence[Optimizer], option: OptionChange) -> None:
-    """Put it into its group; raises ProtocolError as `group_of` does."""
+    """Set an option in its group; raises ProtocolError as `group_of` does."""
     group = group_of(optimizers, option)
     old = group.get(option.name)
     value: Any = option.value
@@ -97,32 +97,35 @@ def set_option(optimizers: Sequence[Optimizer], option: OptionChange) -> None:
 
 
 def as_it_is(optimizers: Sequence[Optimizer], option: OptionChange) -> OptionChange:
-    """The option with the value that it has now: a scheduler may have gone on from it."""
+    """Return the option with the value it has now: a scheduler may have changed it again."""
     value = _scalar(group_of(optimizers, option)[option.name])
     return OptionChange(option.optimizer, option.group, option.name, value)
 
 
 def all_options(optimizers: Sequence[Optimizer]) -> tuple[OptionChange, ...]:
-    """Every setting that can travel, for somebody who may know others."""
+    """Return every option that can be sent, for a worker that may have other values."""
     return tuple(
         [
-            OptionChange(number, place, name, value)
+            OptionChange(number, index, name, value)
             for number, optimizer in enumerate(optimizers)
-            for place, group in enumerate(optimizer.param_groups)
-            for name, value in _settings(group).items()
+            for index, group in enumerate(optimizer.param_groups)
+            for name, value in _options(group).items()
         ]
     )
 
 
 class OptionBook:
-    """What scripts have changed, so that every worker can be told what it does not know yet."""
+    """The changes that scripts have made, from which each worker gets those it doesn't know."""
 
     def __init__(self) -> None:
-        self.edition = 0  # how many changes there were
-        self._changes: dict[Key, tuple[int, int, OptionChange]] = {}  # edition, version, what
+        self.edition = 0  # number of changes so far
+        self._changes: dict[Key, tuple[int, int, OptionChange]] = {}  # edition, version, change
 
     def enter(self, option: OptionChange, version: int) -> bool:
-        """A script changed this while it computed at `version`; whether it is the newest word."""
+        """Add a change that a script made while it computed at `version`.
+
+        Returns False, and ignores it, if another script has changed the option at a later version.
+        """
         key = (option.optimizer, option.group, option.name)
         if key in self._changes and self._changes[key][1] > version:
             return False
@@ -131,19 +134,19 @@ class OptionBook:
         return True
 
     def saved(self) -> list[Any]:
-        """All of it, oldest first, as plain values."""
+        """Return all changes as plain values, oldest first."""
         return [
             [version, *msgspec.structs.astuple(option)]
             for _, version, option in sorted(self._changes.values(), key=lambda change: change[0])
         ]
 
     def restore(self, saved: list[Any]) -> None:
-        """Know what was saved."""
+        """Add what `saved` returned."""
         for version, *option in saved:
             self.enter(msgspec.convert(option, OptionChange), version)
 
     def since(self, edition: int) -> tuple[OptionChange, ...]:
-        """The changes after that edition."""
+        """Return the changes after this edition."""
         if edition == self.edition:
             return ()
         return tuple([o for when, _, o in self._changes.values() if when > edition])

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How much memory there is to be had, and keeping what we have.
+"""How much memory is available, and how to keep memory that was freed.
 
-Whoever asks for more shared memory than there is gets no error from Linux: the system ends
-processes until there is enough, and seldom the one that asked. So we look before we ask.
+Linux doesn't report an error if a process asks for more shared memory than there is: it kills
+processes until there is enough, and rarely the one that asked. So Paceline checks first.
 
-And whoever gives memory back gets it again one page at a time. In a step that makes a gradient of
-100 MB anew this took longer than everything else together, so a process of a run keeps what it
-frees.
+Memory that a process returns to the OS comes back one page fault at a time. In a step that
+allocates a gradient of 100 MB, this took longer than everything else together, so the processes of
+a run keep what they free.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ _KEPT_BYTES = 1 << 30
 
 
 class _Names(NamedTuple):
-    """How a version of control groups calls things."""
+    """File names and fields of one version of control groups."""
 
-    top: str  # where the groups are
+    top: str  # directory of the groups
     limit: str
     used: str
-    files: str  # in the table of what it is used for: kept of files, shared memory among it
+    files: str  # field of memory.stat: the page cache, which includes shared memory
     shared: str
 
 
@@ -43,17 +43,16 @@ _V2 = _Names("sys/fs/cgroup", "memory.max", "memory.current", "file", "shmem")
 
 
 def spare_bytes(root: Path = Path("/")) -> float:
-    """What may still be taken of the machine, and of the containers that we are in.
+    """Return how many bytes the machine, and the containers around this process, have left.
 
-    What the system keeps of files counts as spare, for it can be had back.
+    The page cache counts as spare, because the OS frees it on demand.
     """
     found = [inf]
     with suppress(OSError, LookupError, ValueError):
         found.append(_table(root / "proc/meminfo")["MemAvailable:"] * 1024)
     for group, names in _groups(root):
-        with suppress(
-            OSError, LookupError, ValueError
-        ):  # it is not visible from here, or unlimited
+        # A group may be invisible from here, or have no limit.
+        with suppress(OSError, LookupError, ValueError):
             table = _table(group / "memory.stat")
             limit, used = (int((group / name).read_text()) for name in (names.limit, names.used))
             found.append(limit - used + table[names.files] - table[names.shared])
@@ -61,22 +60,22 @@ def spare_bytes(root: Path = Path("/")) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Let this process use again what it frees, up to a gigabyte, where the C library can do so."""
-    with suppress(AttributeError):  # a library without it keeps, or not, as it likes
+    """Keep up to a gigabyte of freed memory in this process, if the C library supports it."""
+    with suppress(AttributeError):  # only glibc has mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        # Older ones take no more than that.
+        # Older versions accept at most 32 MB.
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Read lines that begin with a name and a number."""
     rows = [line.split() for line in path.read_text().splitlines()]
     return {row[0]: int(row[1]) for row in rows}
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
-    """The control groups that this process is in, from the innermost out."""
+    """Yield the control groups of this process, innermost first."""
     lines = []
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()

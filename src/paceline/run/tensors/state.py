@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Nested values with tensors in them, as bytes and a region: what `state_dict()` gives, no pickle.
+"""Nested states, such as a `state_dict()`, as bytes and a region of shared memory. No pickle.
 
-Dictionaries, lists, tuples, numbers, strings, None and tensors; a tuple comes back as a list. What
-else there may be is refused, and named.
+A state may consist of dictionaries, lists, tuples, numbers, strings, None and tensors; a tuple
+comes back as a list. An error names anything else.
 """
 
 from collections.abc import Sequence
@@ -25,50 +25,53 @@ _TENSOR = 1
 _ALIGNMENT = 64
 
 
-class _Where(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor that lies in the region."""
+class _TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A tensor in the region."""
 
     dtype: str
     shape: tuple[Count, ...]
     offset: Count
-    stride: tuple[Count, ...] | None = None  # None: as usual
+    stride: tuple[Count, ...] | None = None  # None: contiguous
 
 
 def pack(tree: Any, what: str) -> tuple[bytes, int]:
-    """The tree as bytes, and the descriptor of the region in which its tensors lie."""
+    """Return the tree as bytes, and the descriptor of a region with its tensors.
+
+    `what` names the tree in errors, such as "state of the optimizer".
+    """
     tensors: list[tuple[Tensor, int]] = []
     end = 0
 
-    def place(tensor: Tensor) -> msgspec.msgpack.Ext:
+    def reference(tensor: Tensor) -> msgspec.msgpack.Ext:
         nonlocal end
         dtype = dtype_of(str(tensor.dtype))
         if tensor.layout is not torch.strided:
-            raise SpecError(f"the {what} has a sparse tensor in it, which cannot travel")
+            raise SpecError(f"the {what} contains a sparse tensor, which can't be sent")
         tensors.append((tensor.detach(), end))
-        where = _Where(str(dtype), tuple(tensor.shape), end, _stride(tensor))
+        found = _TensorRef(str(dtype), tuple(tensor.shape), end, _stride(tensor))
         end += -(-tensor.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(where))
+        return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(found))
 
     def plain(value: Any) -> Any:
         if value is None or type(value) in (bool, int, float, str):
             return value
-        if isinstance(value, Real):  # a number of NumPy, say
+        if isinstance(value, Real):  # such as a NumPy number
             return int(value) if isinstance(value, Integral) else float(value)
-        raise SpecError(f"the {what} has a {type(value).__qualname__} in it, which cannot travel")
+        raise SpecError(f"the {what} contains a {type(value).__qualname__}, which can't be sent")
 
-    def travel(value: Any) -> Any:
+    def encodable(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return place(value)
+            return reference(value)
         if isinstance(value, dict):
-            return {plain(key): travel(item) for key, item in value.items()}
+            return {plain(key): encodable(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [travel(item) for item in value]
+            return [encodable(item) for item in value]
         return plain(value)
 
     try:
-        body = msgspec.msgpack.encode(travel(tree))
+        body = msgspec.msgpack.encode(encodable(tree))
     except OverflowError as error:
-        raise SpecError(f"the {what} has a number in it that cannot travel: {error}") from None
+        raise SpecError(f"the {what} contains a number that can't be sent: {error}") from None
     region, fd = Region.create(end, what)
     for tensor, offset in tensors:
         flat = region.tensor(tensor.dtype, tensor.numel(), offset)
@@ -77,10 +80,10 @@ def pack(tree: Any, what: str) -> tuple[bytes, int]:
 
 
 def _stride(tensor: Tensor) -> tuple[int, ...] | None:
-    """The order of its dimensions, if it has another than usual: some optimizers rely on it."""
+    """Return the strides without gaps, because some optimizers rely on them; None: contiguous."""
     if tensor.is_contiguous():
         return None
-    return tuple(torch.empty_like(tensor, device="meta").stride())  # without gaps
+    return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def _shaped(flat: Tensor, shape: Sequence[int], stride: Sequence[int] | None) -> Tensor:
@@ -88,7 +91,7 @@ def _shaped(flat: Tensor, shape: Sequence[int], stride: Sequence[int] | None) ->
 
 
 def unpack(body: bytes, fd: int) -> Any:
-    """The tree again, its tensors copied out of the region. The descriptor stays the caller's.
+    """Return the tree, with its tensors copied out of the region; the caller closes `fd`.
 
     Raises ProtocolError, and nothing else, whatever a peer sends.
     """
@@ -99,16 +102,16 @@ def unpack(body: bytes, fd: int) -> Any:
         nonlocal end
         if code != _TENSOR:
             raise ProtocolError(f"expected a tensor in a state, got extension {code}")
-        where = msgspec.msgpack.decode(data, type=_Where)
-        dtype, count = dtype_of(where.dtype), prod(where.shape)
-        # One after the other, so that a state is never larger than its memory.
-        if where.offset % dtype.itemsize or where.offset < end:
-            raise ProtocolError(f"a tensor of a state cannot lie there: {where}")
-        end = where.offset + count * dtype.itemsize
+        found = msgspec.msgpack.decode(data, type=_TensorRef)
+        dtype, count = dtype_of(found.dtype), prod(found.shape)
+        # In order and without overlap, so that a state is never larger than its memory.
+        if found.offset % dtype.itemsize or found.offset < end:
+            raise ProtocolError(f"a tensor of a state is misaligned or overlaps another: {found}")
+        end = found.offset + count * dtype.itemsize
         if end > region.size:
-            raise ProtocolError(f"a tensor of a state lies outside of its memory: {where}")
-        flat = region.tensor(dtype, count, where.offset)
-        return _shaped(flat, where.shape, where.stride).clone()
+            raise ProtocolError(f"a tensor of a state is outside of its memory: {found}")
+        flat = region.tensor(dtype, count, found.offset)
+        return _shaped(flat, found.shape, found.stride).clone()
 
     try:
         return msgspec.msgpack.Decoder(ext_hook=find, strict=True).decode(body)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Descriptions of what the processes of a run have in common, as values that can be sent.
+"""Descriptions of the tensors and optimizers of a run, as values that can be sent.
 
-A worker describes its tensors and optimizers in a `StateSpec`; the server compares it with its own
-before it lets the worker join. Nothing here imports torch, so the launcher can read messages
+A worker describes what its script trains in a `StateSpec`; the server compares it with its own
+before it lets the worker join. Nothing here imports torch, so the launcher can decode messages
 without it.
 """
 
@@ -23,7 +23,7 @@ __all__ = [
     "Text",
 ]
 
-LARGEST = 2**53  # what every number of a message must stay below, so that sums stay exact
+LARGEST = 2**53  # bound of every number in a message, so that sums stay exact
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -37,7 +37,7 @@ class MessagePart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class TensorSpec(MessagePart, frozen=True):
-    """A tensor that the processes of a run have in common."""
+    """A tensor that every process of a run has."""
 
     name: Name
     dtype: Name
@@ -46,29 +46,29 @@ class TensorSpec(MessagePart, frozen=True):
 
     def __str__(self) -> str:
         sizes = [max(size, 1) for size in self.shape]
-        usual = tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
-        strides = "" if self.stride == usual else f" with strides {list(self.stride)}"
+        contiguous = tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
+        strides = "" if self.stride == contiguous else f" with strides {list(self.stride)}"
         return f"{self.name}: {self.dtype}{list(self.shape)}{strides}"
 
 
 class OptimizerSpec(MessagePart, frozen=True):
-    """An optimizer, and the parameters that it steps."""
+    """An optimizer and the parameters that it steps."""
 
     kind: Name
     parameters: tuple[TensorSpec, ...]
 
 
 class StateSpec(MessagePart, frozen=True):
-    """Everything that the processes of a run have in common, in the order of the script."""
+    """Everything that every process of a run has, in the order of the script."""
 
     optimizers: tuple[OptimizerSpec, ...]
-    buffers: tuple[TensorSpec, ...]  # of floating point: averaged over the contributors
-    counters: tuple[TensorSpec, ...]  # other buffers: taken from one contributor
+    buffers: tuple[TensorSpec, ...]  # floating-point buffers: averaged over the contributors
+    counters: tuple[TensorSpec, ...]  # other buffers: copied from one contributor
     constants: tuple[TensorSpec, ...]  # parameters that no optimizer steps
 
 
 class OptionChange(MessagePart, frozen=True):
-    """A setting of a parameter group that the script has changed: optimizer, group, name, value."""
+    """An option of a parameter group that a script has changed."""
 
     optimizer: Count
     group: Count

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A worker's data: an endless stream of its own, in which dropped batches come again.
+"""A worker's data: an endless stream of its own, which hands dropped batches out again.
 
-Streams have no epochs: one ends when the run has made its last update. Where nothing is trained, a
-stream is the script's own loader, for one pass. A stream knows where it is, and can go there again.
+A stream has no epochs: it ends when the run has made its last update. While the script evaluates,
+the stream is one pass over the script's own loader. A stream knows its position and can return to
+it.
 
-`Batches` knows which batches went into which gradient. It learns that from the backward pass: what
-was handed out last when a gradient touched a parameter is what it was computed on.
+`Batches` knows which batches went into which gradient. It learns that from the backward pass: a
+gradient belongs to the batches that were handed out last when it reached a parameter.
 """
 
 from collections import deque
@@ -21,41 +22,41 @@ from torch import Tensor, nn
 from paceline.core.events import Fate
 from paceline.errors import SpecError
 from paceline.run.worker.position import Bookmark
-from paceline.run.worker.sampler import begin_at, has_own_order
+from paceline.run.worker.sampler import has_own_order, start_at
 
 __all__ = ["Batch", "BatchStream", "Batches", "count_samples", "samples_in_epoch"]
 
-TOO_LATE_MAX = 100_000  # times that a loop may begin after the end; scripts have loops over epochs
+LOOPS_AFTER_END_MAX = 100_000  # generous, because scripts loop over epochs around their data
 
 
 @dataclass(eq=False)
 class Batch:
-    """What a loader handed out."""
+    """A batch that a loader has handed out."""
 
     value: Any
     samples: int
-    place: tuple[int, int] | None = None  # the script's loop, the batch in it; None: to evaluate on
-    in_training: bool = True  # whether a model was, when it was handed out
+    position: tuple[int, int] | None = None  # (loop, batch); None: the script evaluates on it
+    in_training: bool = True  # whether a model was in training mode when it was handed out
     is_used: bool = False  # a gradient was computed on it
-    is_accepted: bool = False  # a gradient that was computed on it was
-    is_dropped: bool = False  # likewise, by the rule of the run
+    is_accepted: bool = False  # a gradient that was computed on it was accepted
+    is_dropped: bool = False  # a gradient that was computed on it was dropped by the policy
 
 
 class Batches:
-    """Which batches the gradients in the making were computed on."""
+    """Tracks which batches the gradients that weren't pushed yet were computed on."""
 
     def __init__(self, optimizers: int, models: Sequence[nn.Module] = ()) -> None:
         self._models = models
-        self._latest: dict[int, Batch] = {}  # by stream; those that the script uses now
-        self._is_settled = False  # a gradient was, since the last batch
-        self._pending: list[dict[Batch, int]] = [{} for _ in range(optimizers)]  # their streams
+        self._latest: dict[int, Batch] = {}  # by stream; the batches that the script uses now
+        self._is_settled = False  # a gradient was pushed since the last batch was handed out
+        self._pending: list[dict[Batch, int]] = [{} for _ in range(optimizers)]  # to its stream
 
     def is_training(self) -> bool:
-        """Whether any model is in the mode for training; without a model, nobody can say."""
+        """Return whether a model is in training mode; True if there are no models to ask."""
         return not self._models or any(model.training for model in self._models)
 
     def take(self, stream: int, batch: Batch) -> None:
-        """A stream has handed this out; others count only if they do so for the same gradient."""
+        """Note that a stream hands out this batch, which belongs to the next gradient."""
         if self._is_settled:
             self._latest.clear()
             self._is_settled = False
@@ -63,52 +64,53 @@ class Batches:
         self._latest[stream] = batch
 
     def touch(self, optimizer: int) -> None:
-        """A gradient of a parameter of this optimizer was computed."""
+        """Note that a gradient reached a parameter of this optimizer."""
         pending = self._pending[optimizer]
         for stream, batch in self._latest.items():
-            if batch in pending:  # as it is for all parameters but the first
+            if batch in pending:  # true for all parameters but the first
                 continue
-            if batch.in_training == self.is_training():  # or it was evaluated on, meanwhile
+            # A batch that was handed out in the other mode was for an evaluation in between.
+            if batch.in_training == self.is_training():
                 pending[batch] = stream
                 batch.is_used = True
 
     def touch_all(self) -> None:
-        """A gradient would have been computed, nobody knows of what, but was of no use any more."""
+        """Note that a backward pass was skipped; it might have reached every optimizer."""
         for optimizer in range(len(self._pending)):
             self.touch(optimizer)
 
     def hand_in(self, optimizer: int) -> None:
-        """The gradient for this optimizer is about to be pushed, and may be the script's own."""
+        """Note that a gradient is about to be pushed, even one that the script made itself."""
         if not self._pending[optimizer]:
             self.touch(optimizer)
 
     def discard(self, optimizer: int) -> None:
-        """What was computed for this optimizer was thrown away."""
+        """Forget the gradient of this optimizer, which the script has thrown away."""
         self._pending[optimizer].clear()
 
     def settle(self, optimizer: int, fate: Fate) -> None:
-        """The gradient for this optimizer was pushed, and this became of it."""
+        """Record the fate of this optimizer's gradient in the batches it was computed on."""
         for batch in self._pending[optimizer]:
             batch.is_accepted |= fate is Fate.ACCEPTED
-            # One that was not finite would not be so again, and keep its worker for ever.
+            # A non-finite gradient would be non-finite again, and the worker would never get on.
             batch.is_dropped |= fate not in (Fate.ACCEPTED, Fate.NON_FINITE)
         self._pending[optimizer].clear()
         self._is_settled = True
 
     def samples(self, optimizer: int) -> int:
-        """How many samples the gradient for this optimizer is of; 1 where there are none to see."""
+        """Return how many samples this optimizer's gradient is of; 1 if that is unknown."""
         by_stream: dict[int, int] = {}
         for batch, stream in self._pending[optimizer].items():
             by_stream[stream] = by_stream.get(stream, 0) + batch.samples
         return max([1, *by_stream.values()])
 
     def is_pending(self, batch: Batch) -> bool:
-        """Whether a gradient that was not pushed yet was computed on it."""
+        """Return whether a gradient that wasn't pushed yet was computed on this batch."""
         return any(batch in pending for pending in self._pending)
 
 
 class BatchStream:
-    """What a script iterates over in place of its loader."""
+    """What a script iterates over instead of its loader."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class BatchStream:
         is_over: Callable[[], bool],
         requeue: bool,
     ) -> None:
-        """`plain`: the script's own loader. `own`: the same with an order of the worker's own."""
+        """`plain` is the script's loader, `own` the same loader with the worker's own order."""
         self._plain = plain
         self._own = own
         self._number = number
@@ -128,10 +130,10 @@ class BatchStream:
         self._requeue = requeue
         self._again: deque[Batch] = deque()
         self._handed_out: list[Batch] = []
-        self._begun_too_late = 0  # how often, after the end of the run
+        self._loops_after_end = 0
         self._loops = 0  # that the script has begun
-        self._at = Bookmark(0, 0)  # the next batch; `again`: what is still to come before it
-        self._move: tuple[Bookmark, Callable[[], None]] | None = None  # to be made before it
+        self._next = Bookmark(0, 0)  # the next batch; `again`: those to hand out before it
+        self._move: tuple[Bookmark, Callable[[], None]] | None = None  # pending `move_to`
 
     def __len__(self) -> int:
         return len(self._plain)
@@ -140,7 +142,7 @@ class BatchStream:
         return getattr(self._own, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """Endless batches to train on; to evaluate on, one pass over the script's own loader."""
+        """Yield endless batches in training; in evaluation, one pass over the script's loader."""
         if not torch.is_grad_enabled() or not self._batches.is_training():
             is_used = False
             for value in self._plain:
@@ -154,13 +156,13 @@ class BatchStream:
 
     def _train(self) -> Iterator[Any]:
         if self._is_over():
-            self._begun_too_late += 1
-            if self._begun_too_late > TOO_LATE_MAX:
+            self._loops_after_end += 1
+            if self._loops_after_end > LOOPS_AFTER_END_MAX:
                 raise SpecError(
-                    "the run is over, and so is its data; leave the loop if run.finished"
+                    "the run has ended, so its loaders are empty; leave the loop if run.finished"
                 )
         fresh: Iterator[Batch] | None = None
-        unused = 0  # batches that no gradient was computed on, since one was
+        unused = 0  # batches since the last one that a gradient was computed on
         while not self._is_over():
             if fresh is None or self._move is not None:
                 fresh = self._fresh()
@@ -185,116 +187,118 @@ class BatchStream:
         return batch
 
     def _pass_length(self) -> int:
-        """How many batches make a pass; -1: nothing tells."""
+        """Return how many batches make a pass; -1 if that is unknown."""
         with suppress(TypeError):
             return len(self._plain)
         return -1
 
     def bookmark(self) -> Bookmark:
-        """Where a stream must begin that is to go on after the gradients that were accepted."""
+        """Return the position that follows the gradients that were accepted."""
         if self._move is not None:
             return self._move[0]
         latest = self._handed_out[-1:]
         again = [*self._again]
         again += [batch for batch in self._handed_out if self._comes_again(batch, batch in latest)]
-        places = (*(batch.place for batch in again if batch.place), *self._at.again)
-        return Bookmark(self._at.loop, self._at.batches, places)
+        positions = (*(batch.position for batch in again if batch.position), *self._next.again)
+        return Bookmark(self._next.loop, self._next.batches, positions)
 
     def _comes_again(self, batch: Batch, is_latest: bool) -> bool:
         if batch.is_accepted:
             return False
-        is_ahead = is_latest and not batch.is_used  # the script has fetched it before it is needed
+        is_ahead = is_latest and not batch.is_used  # the script fetches a batch ahead
         return is_ahead or self._batches.is_pending(batch) or (batch.is_dropped and self._requeue)
 
     @property
     def can_go_back(self) -> bool:
-        """Whether `move_to` has an effect: once a loop has begun, only our own order can."""
+        """Whether `move_to` has an effect: once a loop has begun, it needs our own order."""
         return self._loops == 0 or has_own_order(self._own)
 
-    def move_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
-        """Go on there; call `then` just before the first batch is loaded.
+    def move_to(self, bookmark: Bookmark, before_first: Callable[[], None]) -> None:
+        """Continue there; call `before_first` just before the first batch is loaded.
 
-        What cannot be gone back in goes on.
+        A stream that can't go back continues where it is.
         """
         if self.can_go_back:
-            self._move = (bookmark, then)
+            self._move = (bookmark, before_first)
             self._again.clear()
             self._handed_out.clear()
 
     def _fresh(self) -> Iterator[Batch]:
-        """The batches of a new loop, or from where we are to go; those to come again are first."""
-        bookmark, then = self._move or (Bookmark(self._loops, 0, self._at.again), None)
+        """Return the batches of a new loop, or from the bookmark that `move_to` has set."""
+        bookmark, before_first = self._move or (Bookmark(self._loops, 0, self._next.again), None)
         self._move = None
         self._loops = bookmark.loop + 1
         if has_own_order(self._own):
-            self._at = bookmark
-            return self._in_own_order(bookmark, then)
-        self._at = Bookmark(bookmark.loop, bookmark.batches)
+            self._next = bookmark
+            return self._in_own_order(bookmark, before_first)
+        self._next = Bookmark(bookmark.loop, bookmark.batches)
         values = self._endless()
         found: dict[tuple[int, int], Batch] = {}
         for number, value in enumerate(islice(values, bookmark.batches)):
-            place = (bookmark.loop, number)
-            if place in bookmark.again:
-                found[place] = Batch(value, count_samples(value), place)
-        self._again += [found[place] for place in bookmark.again if place in found]
-        if then is not None:
-            then()
+            position = (bookmark.loop, number)
+            if position in bookmark.again:
+                found[position] = Batch(value, count_samples(value), position)
+        self._again += [found[position] for position in bookmark.again if position in found]
+        if before_first is not None:
+            before_first()
         return map(self._batch, values)
 
-    def _in_own_order(self, bookmark: Bookmark, then: Callable[[], None] | None) -> Iterator[Batch]:
-        begin_at(self._own, bookmark)
-        if then is not None:
-            then()
+    def _in_own_order(
+        self, bookmark: Bookmark, before_first: Callable[[], None] | None
+    ) -> Iterator[Batch]:
+        start_at(self._own, bookmark)
+        if before_first is not None:
+            before_first()
         before = torch.get_rng_state()
-        values = iter(self._own)  # which draws a seed
-        if then is not None and bookmark != Bookmark(bookmark.loop, 0):
-            torch.set_rng_state(before)  # this loop has begun before, and had drawn it then
+        values = iter(self._own)  # draws a seed
+        if before_first is not None and bookmark != Bookmark(bookmark.loop, 0):
+            torch.set_rng_state(before)  # the first pass of this loop had drawn it already
         yield from map(self._batch, values)
 
     def _batch(self, value: Any) -> Batch:
-        """The next batch."""
-        loop, number, again = self._at.loop, self._at.batches, self._at.again
+        """Return the value as the batch that comes next."""
+        loop, number, again = self._next.loop, self._next.batches, self._next.again
         if again:
-            place, *later = again
-            self._at = Bookmark(loop, number, tuple(later))
+            position, *later = again
+            self._next = Bookmark(loop, number, tuple(later))
         else:
-            place = (loop, number)
-            self._at = Bookmark(loop, number + 1)
-        return Batch(value, count_samples(value), place)
+            position = (loop, number)
+            self._next = Bookmark(loop, number + 1)
+        return Batch(value, count_samples(value), position)
 
     def _endless(self) -> Iterator[Any]:
-        """The loader over and over again; it ends if a whole pass gives nothing."""
+        """Yield from the loader over and over; end if a whole pass is empty."""
         epoch = 0
         while True:
             set_epoch = getattr(getattr(self._own, "sampler", None), "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
-            empty = True
+            is_empty = True
             for value in self._own:
-                empty = False
+                is_empty = False
                 yield value
-            if empty:
+            if is_empty:
                 return
             epoch += 1
 
     def _take_back(self) -> None:
-        """Look at what was handed out: what came to nothing is given again."""
-        still = []
+        """Queue the batches whose gradients were dropped, to be handed out again."""
+        pending = []
         for batch in self._handed_out:
             if batch.is_accepted:
                 continue
             if self._batches.is_pending(batch):
-                still.append(batch)
+                pending.append(batch)
             elif batch.is_dropped and self._requeue:
                 self._again.append(batch)
-        self._handed_out = still
+        self._handed_out = pending
 
 
 def samples_in_epoch(loader: Any) -> int | None:
-    """How many samples one pass over the loader has; None where nothing tells."""
+    """Return how many samples one pass over the loader has; None if that is unknown."""
     if isinstance(loader, list | tuple):
         return sum(map(count_samples, loader))
-    data: Any  # that has a length, or raises
+    data: Any  # may have no length
     for data in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         with suppress(TypeError):
             return len(data)
@@ -302,7 +306,7 @@ def samples_in_epoch(loader: Any) -> int | None:
 
 
 def count_samples(value: Any) -> int:
-    """How many samples a batch has: the first length that can be found in it."""
+    """Return how many samples a batch has: the first length found in it."""
     if isinstance(value, Tensor):
         return int(value.shape[0]) if value.dim() else 1
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The optimizer that a worker's script holds: it steps on the server.
+"""The optimizer in a worker's script, whose steps happen on the server.
 
-`pace` turns an optimizer into one that is also of its own class, so schedulers, clipping,
-`GradScaler` and whatever else looks at it find what they expect; only what would change parameters
-here goes to the server instead.
+`pace` gives an optimizer a class that derives from its own, so schedulers, gradient clipping,
+`GradScaler` and anything else that inspects it find what they expect. Only the methods that would
+change parameters talk to the server instead.
 """
 
 from collections.abc import Callable
@@ -17,80 +17,82 @@ __all__ = ["Paced", "Pacer", "pace"]
 
 
 class Pacer(Protocol):
-    """What a paced optimizer needs of its run."""
+    """What a paced optimizer needs from its run."""
 
     def push(self, optimizer: int) -> None:
-        """Give what was computed to the server, and wait as the rule says."""
+        """Report the gradient of this optimizer, wait as the policy says, load the next version."""
 
     def discard(self, optimizer: int) -> None:
-        """What was computed for this optimizer is thrown away."""
+        """Forget which batches the gradient of this optimizer was computed on."""
 
     def optimizer_state(self, optimizer: int) -> dict[str, Any]:
-        """The state of the optimizer on the server."""
+        """Return the state of the server's optimizer."""
 
     def load_optimizer_state(self, optimizer: int, state: dict[str, Any]) -> None:
-        """Load a state into the optimizer on the server."""
+        """Load a state into the server's optimizer."""
 
 
 class Paced(Optimizer):
-    """An optimizer whose steps are updates of the run. Made by `pace`, never by itself."""
+    """An optimizer whose steps are updates of the run; `pace` makes one."""
 
     _pacer: Pacer
     _number: int
     _has_own_zero_grad: bool
-    _step_supports_amp_scaling = False  # so that a GradScaler divides the gradients itself
-    _opt_called = True  # schedulers look whether this or `step` was called; they are stepped for us
+    _step_supports_amp_scaling = False  # so GradScaler unscales the gradients itself
+    _opt_called = True  # schedulers warn if `step` wasn't called; the server calls it
 
-    # What a closure returns is what `step` would return, and there is none, so:
+    # The base class returns what a closure returns, and closures aren't allowed here, so:
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Push the gradient, wait as the policy says, load the new parameters."""
         if closure is not None:
             raise SpecError(
-                "optimizer.step() takes no closure here, for the step is made on the server; "
-                "compute the loss and its gradient before, and call step()"
+                "optimizer.step() takes no closure in a run, because the server makes the step; "
+                "compute the loss and its gradient first, then call step()"
             )
         self._pacer.push(self._number)
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # or schedulers would warn
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # or schedulers warn
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ever; and what was computed and never pushed does not count."""
+        """Clear the gradients; batches of a gradient that was never pushed don't count."""
         self._pacer.discard(self._number)
         if not set_to_none or self._has_own_zero_grad:
             super().zero_grad(set_to_none)
             return
-        # What Optimizer does, without its profiling: that takes longer than all the rest.
+        # What Optimizer does, without its profiling, which takes longer than the rest.
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer on the server."""
+        """Return the state of the server's optimizer."""
         return self._pacer.optimizer_state(self._number)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state into the optimizer on the server."""
+        """Load the state into the server's optimizer."""
         self._pacer.load_optimizer_state(self._number, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: all processes of a run must agree on what is trained."""
-        raise SpecError("add all groups of parameters before run.prepare(); later is too late")
+        """Refuse: all processes of a run must agree on what is trained."""
+        raise SpecError("add all parameter groups before run.prepare(); it can't be done later")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refused: a copy would step nothing."""
-        raise SpecError("an optimizer of a run cannot be copied or pickled; use its state_dict()")
+        """Refuse: a copy would step nothing."""
+        raise SpecError("a prepared optimizer can't be copied or pickled; use its state_dict()")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """Refused: there are no steps here that it could be called at."""
-        raise SpecError("register hooks before run.prepare(): they are called where the step is")
+        """Refuse: no step happens in this process."""
+        raise SpecError(
+            "register step hooks before run.prepare(): they run with the step, on the server"
+        )
 
     register_step_post_hook = register_step_pre_hook
 
 
 def pace(optimizer: Optimizer, number: int, pacer: Pacer) -> None:
-    """Make the optimizer push to `pacer` instead of stepping."""
+    """Make this optimizer push to `pacer` instead of stepping; `number` is its place in the run."""
     kind = type(optimizer)
-    # Not what a scheduler put in front of it, nor what a fused optimizer says of itself.
+    # A scheduler wraps `step`, and a fused optimizer declares AMP support, in the instance itself.
     for name in ("step", "_step_supports_amp_scaling"):
         optimizer.__dict__.pop(name, None)
     optimizer.__class__ = type(kind.__name__, (Paced, kind), {"__doc__": kind.__doc__})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a worker is: in its streams of data, and in its random numbers.
+"""A worker's position: how far it is in its data, and in its random numbers.
 
-A worker tells its place to the server for a checkpoint, as bytes that only workers read. One that
-gets a place when it is welcomed goes on from there.
+A worker sends its position to the server for a checkpoint, as bytes that only workers decode. A
+worker that is welcomed with a position continues from there.
 """
 
 import random
@@ -26,31 +26,31 @@ __all__ = [
     "encode_position",
 ]
 
-_FIRST = 3  # looks at which everything is looked at
-_SELDOM = 64  # later one in so many, in case a script uses them; where one does, so many more
+_ALWAYS_FIRST = 3  # the first calls of `read` read every generator
+_EVERY = 64  # later, one call in this many does; after a change, this many in a row
 
 
 class _PositionPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A value inside a place."""
+    """A value inside an encoded position."""
 
 
 class Bookmark(_PositionPart, frozen=True):
-    """A place in a stream of batches."""
+    """A position in a stream of batches."""
 
-    loop: int  # which of the script's loops over it this is; the first is 0
-    batches: int  # that were handed out in this one
-    again: tuple[tuple[int, int], ...] = ()  # (loop, batch) of those that are to come again
+    loop: int  # the script's loops over the stream, counted from 0
+    batches: int  # how many this loop has handed out
+    again: tuple[tuple[int, int], ...] = ()  # (loop, batch) of each batch to hand out again
 
 
 class Randomness(_PositionPart, frozen=True):
-    """The states of the generators that scripts draw from without naming them."""
+    """The states of the global random number generators."""
 
     torch: bytes
     python: tuple[int, tuple[int, ...], float | None]
-    numpy: tuple[str, bytes, int, int, float] | None  # None: it was not in use
+    numpy: tuple[str, bytes, int, int, float] | None  # None: NumPy wasn't imported
 
     def restore(self) -> None:
-        """Let them be so again."""
+        """Set the generators to these states."""
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
         random.setstate(self.python)
         numpy: Any = sys.modules.get("numpy")
@@ -60,33 +60,34 @@ class Randomness(_PositionPart, frozen=True):
 
 
 class Generators:
-    """Remembers where the generators were.
+    """Remembers the states of the global random number generators.
 
-    To look at those of Python and NumPy takes longer than all else that a step needs of us, and few
-    scripts use them while they train: so it is done in each step only where they are seen to move.
+    Reading the generators of Python and NumPy takes longer than everything else that Paceline does
+    in a step, and few scripts use them while they train. So they are read in every step only while
+    they are seen to change.
     """
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._reads = 0
         self._python: Any = None
         self._numpy: Any = None
-        self._look_until = _FIRST
+        self._read_all_until = _ALWAYS_FIRST
 
-    def look(self, thorough: bool = False) -> None:
-        """Remember where they are now."""
+    def read(self, thorough: bool = False) -> None:
+        """Remember the states that the generators have now; `thorough` reads every generator."""
         self._torch = torch.get_rng_state()
-        self._looks += 1
-        if thorough or self._looks <= self._look_until or self._looks % _SELDOM == 0:
-            self._look_at_others()
+        self._reads += 1
+        if thorough or self._reads <= self._read_all_until or self._reads % _EVERY == 0:
+            self._read_others()
 
-    def _look_at_others(self) -> None:
+    def _read_others(self) -> None:
         python, numpy = random.getstate(), _numpy_state()
-        if self._looks > 1 and (python, numpy) != (self._python, self._numpy):
-            self._look_until = self._looks + _SELDOM
+        if self._reads > 1 and (python, numpy) != (self._python, self._numpy):
+            self._read_all_until = self._reads + _EVERY
         self._python, self._numpy = python, numpy
 
     def remembered(self) -> Randomness:
-        """Where they were at the last look."""
+        """Return the states at the last `read`."""
         return Randomness(bytes(self._torch.numpy()), self._python, self._numpy)
 
 
@@ -95,7 +96,7 @@ def _numpy_state() -> tuple[Any, ...] | None:
     if numpy is None:
         return None
     state = numpy.random.get_state(legacy=False)
-    if state["bit_generator"] != "MT19937":  # a script may put another in its place
+    if state["bit_generator"] != "MT19937":  # a script may replace it
         return None
     inner = state["state"]
     return (
@@ -108,7 +109,7 @@ def _numpy_state() -> tuple[Any, ...] | None:
 
 
 class Position(_PositionPart, frozen=True):
-    """Where a worker is."""
+    """How far a worker is."""
 
     bookmarks: tuple[Bookmark, ...]  # by stream
     randomness: Randomness
@@ -119,90 +120,91 @@ _decode = msgspec.msgpack.Decoder(Position).decode
 
 
 def decode_position(body: bytes) -> Position:
-    """Read what `encode_position` gave; raises ProtocolError if it is something else."""
+    """Decode what `encode_position` returned; raises ProtocolError for anything else."""
     try:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"expected the place of a worker: {error}") from None
+        raise ProtocolError(f"expected the position of a worker: {error}") from None
 
 
-class Marked(Protocol):
-    """A stream of batches that knows where it is."""
+class Seekable(Protocol):
+    """A stream of batches that knows its position."""
 
     @property
     def can_go_back(self) -> bool:
-        """Whether `move_to` leads anywhere."""
+        """Whether `move_to` has an effect."""
 
     def bookmark(self) -> Bookmark:
-        """Where it is."""
+        """Return the position."""
 
-    def move_to(self, bookmark: Bookmark, then: Callable[[], None]) -> None:
-        """Go on there; call `then` just before the first batch is loaded."""
+    def move_to(self, bookmark: Bookmark, before_first: Callable[[], None]) -> None:
+        """Continue there; call `before_first` just before the first batch is loaded."""
 
 
 class PositionTracker:
-    """Where a worker was when it got the work that it has."""
+    """Tracks the position at which a worker's current turn began."""
 
     def __init__(self) -> None:
-        # Not held: a script that lets go of its loader ends the processes of it.
-        self._streams: list[ReferenceType[Marked]] = []
+        # Weak references: a script that drops its loader ends the loader's processes.
+        self._streams: list[ReferenceType[Seekable]] = []
         self._generators = Generators()
         self._bookmarks: list[Bookmark] = []  # by stream
-        self._first: Randomness | None = None  # where the generators were in the beginning
-        self._given: Position | None = None
+        self._first: Randomness | None = None  # states of the generators at the beginning
+        self._target: Position | None = None  # where streams that are added later begin
         self._to_restore: Randomness | None = None  # None: a batch was loaded since
 
-    def add(self, stream: Marked) -> None:
-        """The script has a stream more; where there is a place for it, it begins there."""
+    def add(self, stream: Seekable) -> None:
+        """Track one more stream; if its position is known, it begins there."""
         number = len(self._streams)
         self._streams.append(ref(stream))
-        self._begin(stream, number)
+        self._move(stream, number)
         self._bookmarks.append(stream.bookmark())
 
-    def _begin(self, stream: Marked, number: int) -> None:
-        if self._given is not None and number < len(self._given.bookmarks):
-            stream.move_to(self._given.bookmarks[number], self._restore)
+    def _move(self, stream: Seekable, number: int) -> None:
+        if self._target is not None and number < len(self._target.bookmarks):
+            stream.move_to(self._target.bookmarks[number], self._restore)
 
     def _restore(self) -> None:
-        """The first batch of any stream comes: what was drawn since is to be drawn again."""
+        """Restore the generators before the first batch: the script may have drawn since."""
         if self._to_restore is not None:
             self._to_restore.restore()
             self._to_restore = None
 
-    def _there(self) -> Iterator[tuple[int, Marked]]:
+    def _alive(self) -> Iterator[tuple[int, Seekable]]:
         for number, reference in enumerate(self._streams):
             stream = reference()
             if stream is not None:
                 yield number, stream
 
     def record(self, thorough: bool = False) -> None:
-        """There is new work; look thoroughly if somebody has asked for our place."""
-        for number, stream in self._there():
+        """Record the present position; `thorough` reads every random number generator."""
+        for number, stream in self._alive():
             self._bookmarks[number] = stream.bookmark()
-        self._generators.look(thorough)
+        self._generators.read(thorough)
         if self._first is None:
             self._first = self._generators.remembered()
 
     def encode(self) -> bytes:
-        """What was noted last."""
+        """Return the position that was recorded last."""
         return encode_position(Position(tuple(self._bookmarks), self._generators.remembered()))
 
     def move_to(self, body: bytes) -> None:
-        """Be where this tells; nothing: at the beginning.
+        """Move to an encoded position; an empty one is the beginning.
 
-        Where a stream can only go on, so do random numbers: they belong to its data.
+        If a stream can't go back, the random numbers aren't restored either: they belong to its
+        data.
         """
         if body:
-            self._given = decode_position(body)
+            self._target = decode_position(body)
         elif self._first is not None:
             beginning = tuple([Bookmark(0, 0)] * len(self._streams))
-            self._given = Position(beginning, self._first)
+            self._target = Position(beginning, self._first)
         else:
             return
-        streams = list(self._there())
+        streams = list(self._alive())
         self._to_restore = None
         if all(stream.can_go_back for _, stream in streams):
-            self._to_restore = self._given.randomness
+            self._to_restore = self._target.randomness
             self._to_restore.restore()
         for number, stream in streams:
-            self._begin(stream, number)
+            self._move(stream, number)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The order in which a worker draws from a data set, and where it is in it.
+"""The order in which a worker draws samples from a data set.
 
-A `DataLoader` that shuffles is made to draw from the whole data set in an order of the worker's
-own; one that does not begins at a place of its own. A sampler that the script brings is kept. The
-order follows from the seed, the worker, and how often the script has begun a loop over the loader,
-so any place in it can be found again without what lies before it being loaded.
+A `DataLoader` that shuffles gets an order of the worker's own over the whole data set; one that
+doesn't shuffle begins at an offset of the worker's own. A sampler that the script brings is kept.
+The order follows from the seed, the worker, and the number of the script's loop over the loader, so
+any position in it can be found again without loading the batches before it.
 """
 
 from collections.abc import Iterator
@@ -24,29 +24,29 @@ from torch.utils.data import (
 
 from paceline.run.worker.position import Bookmark
 
-__all__ = ["begin_at", "has_own_order", "own_stream"]
+__all__ = ["has_own_order", "start_at", "with_own_order"]
 
 _BEGINNING = Bookmark(0, 0)
 
 
-class _OwnOrder(Sampler[int]):
-    """All samples over and over, in an order of the worker's own."""
+class _WorkerSampler(Sampler[int]):
+    """Endless passes over all samples, in an order of the worker's own."""
 
     def __init__(self, size: int, shuffle: bool, seed: int, worker: int, workers: int) -> None:
         self._size = size
         self._shuffle = shuffle
         self._begin = worker % workers * size // workers
-        # As far apart as can be: neighbouring seeds of one generator may resemble each other.
+        # Far apart, because neighbouring seeds of one generator may give similar numbers.
         self._seed = (seed * 1_000_003 + worker) * 0x9E3779B97F4A7C15
 
     def __len__(self) -> int:
-        return self._size  # of one pass: scripts ask for it
+        return self._size  # of one pass, which is what scripts ask for
 
     def __iter__(self) -> Iterator[int]:
         return self.in_loop(0)
 
     def in_loop(self, number: int) -> Iterator[int]:
-        """The order of the script's loop of that number."""
+        """Return the order in the script's loop of this number."""
         generator = torch.Generator()
         generator.manual_seed((self._seed + number * 0xD1B54A32D192ED03) % 2**63)
         while True:
@@ -56,17 +56,17 @@ class _OwnOrder(Sampler[int]):
                 yield from ((self._begin + i) % self._size for i in range(self._size))
 
 
-class _OwnBatches(BatchSampler):
-    """The same in batches, from any place on; first those that are to come again."""
+class _WorkerBatchSampler(BatchSampler):
+    """The same order in batches, from any bookmark on."""
 
-    sampler: _OwnOrder
+    sampler: _WorkerSampler
 
-    def __init__(self, order: _OwnOrder, batch_size: int, drop_last: bool) -> None:
-        super().__init__(order, batch_size, drop_last)
-        self.begin_at(_BEGINNING)
+    def __init__(self, sampler: _WorkerSampler, batch_size: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        self.start_at(_BEGINNING)
 
-    def begin_at(self, bookmark: Bookmark) -> None:
-        """Let the next loop begin there."""
+    def start_at(self, bookmark: Bookmark) -> None:
+        """Start the next loop at this bookmark."""
         self._bookmark = bookmark
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -79,13 +79,13 @@ class _OwnBatches(BatchSampler):
         while True:
             yield list(islice(samples, self.batch_size))
 
-    def _find(self, place: tuple[int, int]) -> list[int]:
-        number, batch = place
-        return next(islice(self._in_loop(number), batch, None))
+    def _find(self, position: tuple[int, int]) -> list[int]:
+        loop, batch = position
+        return next(islice(self._in_loop(loop), batch, None))
 
 
-def own_stream(loader: Any, seed: int, worker: int, workers: int) -> Any:
-    """The loader with an order of the worker's own, unless the script brings its own sampler."""
+def with_own_order(loader: Any, seed: int, worker: int, workers: int) -> Any:
+    """Return the loader with an order of the worker's own, unless the script has a sampler."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     sampler = loader.sampler
@@ -95,18 +95,19 @@ def own_stream(loader: Any, seed: int, worker: int, workers: int) -> Any:
     if not len(dataset) or getattr(sampler, "replacement", False):
         return loader
     shuffle = type(sampler) is RandomSampler
-    order = _OwnOrder(len(dataset), shuffle, seed, worker, workers)
-    batches = _OwnBatches(order, loader.batch_size, loader.drop_last)
-    own = copy(loader)  # of its own class, with whatever else the script has given it
-    own.__dict__.update(sampler=order, batch_sampler=batches)  # it refuses the plain way
+    own_sampler = _WorkerSampler(len(dataset), shuffle, seed, worker, workers)
+    batches = _WorkerBatchSampler(own_sampler, loader.batch_size, loader.drop_last)
+    own = copy(loader)  # keeps its class, and everything else that the script has set
+    # A DataLoader refuses to have these assigned, so:
+    own.__dict__.update(sampler=own_sampler, batch_sampler=batches)
     return own
 
 
 def has_own_order(loader: Any) -> bool:
-    """Whether the loader draws in an order that `own_stream` has given it."""
-    return isinstance(getattr(loader, "batch_sampler", None), _OwnBatches)
+    """Return whether `with_own_order` gave the loader its order."""
+    return isinstance(getattr(loader, "batch_sampler", None), _WorkerBatchSampler)
 
 
-def begin_at(loader: Any, bookmark: Bookmark) -> None:
-    """Let the next loop over a loader with an order of its own begin there."""
-    loader.batch_sampler.begin_at(bookmark)
+def start_at(loader: Any, bookmark: Bookmark) -> None:
+    """Start the next loop over a loader that has its own order at this bookmark."""
+    loader.batch_sampler.start_at(bookmark)
