@@ -30,7 +30,6 @@ from paceline.errors import SpecError
 from paceline.run.launch.environment import Identity, identity, threads
 from paceline.run.launch.run_folder import commit_spec, is_resumed, settings_of
 from paceline.run.net.channel import listen
-from paceline.run.prepared import Prepared
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.listener import Listener
@@ -40,6 +39,7 @@ from paceline.run.server.weights import write_weights
 from paceline.run.settings import Settings, parse_every
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory import keep_freed_memory
+from paceline.run.tensors.prepared import Prepared
 from paceline.run.tensors.shard import Shard
 from paceline.run.worker.data import BatchStream, samples_in_epoch
 from paceline.run.worker.optimizer import pace
