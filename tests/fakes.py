@@ -39,8 +39,18 @@ from paceline.core.ledger import Ledger, Tally
 from paceline.core.policies import parse_policy
 from paceline.core.policy import Policy
 from paceline.spec import RunSpec
+from paceline.trace.records import Measured, record_event
+from paceline.trace.schema import Ended, Header, Record, Trace
 
-__all__ = ["POLICY_TABLE", "Cluster", "make_decider", "random_steps", "state_of", "view_of"]
+__all__ = [
+    "POLICY_TABLE",
+    "Cluster",
+    "make_decider",
+    "random_steps",
+    "state_of",
+    "trace_of",
+    "view_of",
+]
 
 POLICY_TABLE = [
     "sync",
@@ -306,10 +316,11 @@ class Cluster:
 
     def _perform(self, event: Event, action: Action) -> None:
         match action:
-            case Accept(update=update):
+            case Accept(update=update, samples=samples, scale=scale):
                 assert isinstance(event, GradientArrived)
                 assert update > self.version
-                given = Contribution(event.worker, event.version, event.samples)
+                assert samples == event.samples
+                given = Contribution(event.worker, event.version, samples, scale)
                 self.pending.setdefault(update, []).append(given)
             case ApplyUpdate():
                 self._apply(action)
@@ -360,7 +371,8 @@ class Cluster:
         assert action.update == self.version + 1
         assert action.contributions
         assert list(action.contributions) == self.pending.pop(action.update)
-        assert len(action.weights) == len(action.scales) == len(action.contributions)
+        assert len(action.weights) == len(action.contributions)
+        assert action.scales == tuple(c.scale for c in action.contributions)
         self.updates.append(action)
         self.timer = None
 
@@ -373,6 +385,30 @@ class Cluster:
     def _last_reported(self, worker: int) -> int:
         """The newest turn that this worker has reported on, or died over; 0: none yet."""
         return len(self.turns[worker]) - (self.asked[worker] is not None)
+
+
+def trace_of(cluster: Cluster) -> Trace:
+    """Return the trace that a shell would have written of everything that happened so far."""
+    records: list[Record] = []
+    version = cluster.origin
+    asked_at: dict[int, float] = {}
+    for event, actions in cluster.log:
+        measured = None
+        if isinstance(event, GradientArrived | WorkAbandoned):
+            measured = Measured(asked_at[event.worker])
+        records += record_event(event, actions, version, measured)
+        for action in actions:
+            if isinstance(action, SendParams):
+                asked_at[action.worker] = event.time
+            elif isinstance(action, ApplyUpdate):
+                version = action.update
+            elif isinstance(action, Finish):
+                unused = tuple(c.worker for c in action.unused)
+                end = Ended(event.time, action.version, unused)
+    if cluster.finish:
+        records.append(end)
+    spec = cluster.decider.ledger.spec
+    return Trace(Header.of("run", cluster.decider.policy, spec, {}), records)
 
 
 def random_steps(

@@ -25,7 +25,7 @@ def test_every_gradient_is_applied_at_once(decide):
     assert decider.handle(WorkerJoined(0.0, 0)) == [Resume(), SendParams(0, turn=1, version=0)]
     assert decider.handle(WorkerJoined(0.0, 1)) == [SendParams(1, turn=1, version=0)]
     assert decider.handle(GradientArrived(1.0, 1, 1, 0, samples=9)) == [
-        Accept(1, 0, update=1),
+        Accept(1, 0, update=1, samples=9),
         ApplyUpdate(1, (Contribution(1, 0, 9),), (1.0,), (1.0,), 1),
         SendParams(1, turn=2, version=1),
     ]

@@ -28,7 +28,7 @@ def test_a_fast_worker_gives_several_of_the_same_version(decide):
         SendParams(0, turn=2, version=0),
     ]
     assert decider.handle(GradientArrived(2.0, 0, 2, 0, samples=2)) == [
-        Accept(0, 0, update=1),
+        Accept(0, 0, update=1, samples=2),
         SendParams(0, turn=3, version=0),
     ]
     assert decider.handle(GradientArrived(3.0, 0, 3, 0)) == [

@@ -6,6 +6,7 @@ work given up, timers and stops, the same for every law. `Cluster` holds the she
 step already; here each law is read once more from the log alone.
 """
 
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from math import fsum, inf, isfinite, nan
@@ -89,7 +90,7 @@ def test_law_1_an_update_has_one_set_of_contributors(policy):
         for event, actions in cluster.log:
             for action in actions:
                 if isinstance(action, Accept):
-                    given = Contribution(event.worker, event.version, event.samples)
+                    given = Contribution(event.worker, event.version, event.samples, action.scale)
                     accepted.setdefault(action.update, []).append(given)
                 elif isinstance(action, ApplyUpdate):
                     assert action.contributions == tuple(accepted.pop(action.update))
@@ -143,6 +144,24 @@ def test_law_5_weights_go_by_samples_are_finite_and_sum_to_one(policy):
         assert fsum(update.weights) == pytest.approx(1.0, abs=1e-12)
         assert all(isfinite(weight) and weight > 0 for weight in update.weights)
         assert all(isfinite(scale) and 0 < scale <= 1 for scale in update.scales)
+
+
+@every_policy
+def test_law_5_a_gradient_is_accepted_with_the_samples_and_the_scale_of_its_update(policy):
+    """So a shell can add it up early, without asking the policy again."""
+    cluster = Cluster.of(policy)
+    accepted = defaultdict(list)
+    for _, actions in random_steps(cluster, Random(5), 120):
+        for action in actions:
+            if isinstance(action, Accept):
+                accepted[action.update].append((action.samples, action.scale))
+            elif isinstance(action, ApplyUpdate):
+                given = accepted.pop(action.update)
+                total = sum(samples for samples, _ in given)
+                assert action.weights == tuple(samples / total for samples, _ in given)
+                assert action.scales == tuple(scale for _, scale in given)
+                staleness = map(cluster.decider.policy.scale, action.staleness)
+                assert action.scales == tuple(staleness)
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:0", "delayed:0", "delayed:1", "delayed:2"])

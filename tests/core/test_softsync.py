@@ -28,7 +28,7 @@ def test_every_c_gradients_make_an_update_stale_ones_included(decide):
         SendParams(0, turn=2, version=0),
     ]
     assert decider.handle(GradientArrived(2.0, 0, 2, 0, samples=3)) == [
-        Accept(0, 0, update=1),
+        Accept(0, 0, update=1, samples=3),
         ApplyUpdate(1, (Contribution(0, 0, 1), Contribution(0, 0, 3)), (0.25, 0.75), (1.0, 1.0), 2),
         SendParams(0, turn=3, version=1),
     ]

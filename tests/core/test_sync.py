@@ -24,7 +24,9 @@ def test_every_update_takes_all_weighted_by_their_samples(decide):
         SendParams(0, turn=1, version=0),
         SendParams(1, turn=1, version=0),
     ]
-    assert decider.handle(GradientArrived(1.0, 1, 1, 0, samples=3)) == [Accept(1, 0, update=1)]
+    assert decider.handle(GradientArrived(1.0, 1, 1, 0, samples=3)) == [
+        Accept(1, 0, update=1, samples=3)
+    ]
     assert decider.handle(GradientArrived(2.0, 0, 1, 0, samples=1)) == [
         Accept(0, 0, update=1),
         ApplyUpdate(

@@ -2,9 +2,12 @@
 """What a trace says of training."""
 
 from collections import Counter
+from random import Random
 
+import msgspec
 import pytest
 
+import fakes
 from paceline.core.policies import Sync
 from paceline.errors import TraceError
 from paceline.lab.problem import Draw
@@ -46,6 +49,34 @@ def test_without_requeue_every_piece_of_work_has_a_mini_batch_of_its_own():
     draws = [part.draw for s in schedule(trace, requeue=False) for part in s.parts]
     assert set(draws) == turns
     assert max(draw.number for draw in draws) > len(draws) // 5
+
+
+def uneven_run(policy):
+    """A run whose mini-batches have different sizes, with faults, to its end."""
+    cluster = fakes.Cluster.of(policy, steps=10)
+    for _ in fakes.random_steps(cluster, Random(4), 600):
+        pass
+    assert cluster.updates
+    return cluster
+
+
+@pytest.mark.parametrize("policy", fakes.POLICY_TABLE)
+def test_law_5_parts_have_the_weights_that_the_policy_decided(policy):
+    cluster = uneven_run(policy)
+    steps = schedule(fakes.trace_of(cluster))
+    assert [s.update for s in steps] == [u.update for u in cluster.updates]
+    for step, decided in zip(steps, cluster.updates, strict=True):
+        assert tuple(part.weight for part in step.parts) == decided.weights
+        assert tuple(part.scale for part in step.parts) == decided.scales
+        given = [(c.worker, c.version, c.samples) for c in decided.contributions]
+        assert [(p.draw.worker, p.version, p.samples) for p in step.parts] == given
+
+
+def test_trace_without_weights_is_refused():
+    trace = simulated("sync", steps=3)
+    old = Trace(msgspec.structs.replace(trace.header, format=1), trace.records)
+    with pytest.raises(TraceError, match="doesn't hold the weights of updates"):
+        schedule(old)
 
 
 def test_a_part_knows_its_version_and_what_the_rule_makes_of_its_age():

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Training by a schedule."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from random import Random
 
 import pytest
 import torch
 from torch import nn
 
+import fakes
 from paceline.errors import SpecError
-from paceline.lab.problem import Draw
+from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import Part, Step, schedule
 from paceline.lab.training import Training
@@ -52,8 +54,8 @@ def test_a_stale_gradient_is_computed_at_its_own_version():
     """Two updates, both at the first weights: the second step is that of its own gradient."""
     problem = Clouds()
     steps = [
-        Step(1, 0.1, (Part(Draw(0, 0), 0, 4, 1.0),)),
-        Step(2, 0.2, (Part(Draw(1, 0), 0, 4, 0.5),)),
+        Step(1, 0.1, (Part(Draw(0, 0), 0, 4, 1.0, 1.0),)),
+        Step(2, 0.2, (Part(Draw(1, 0), 0, 4, 1.0, 0.5),)),
     ]
     torch.manual_seed(problem.seed)
     model = problem.build()
@@ -75,7 +77,8 @@ def test_gradients_computed_together_are_those_computed_alone(monkeypatch, polic
 
 def test_mini_batches_of_other_sizes_count_by_their_samples():
     problem = Clouds()
-    steps = [Step(1, 0.1, (Part(Draw(0, 0), 0, 4, 1.0), Part(Draw(1, 0), 0, 12, 1.0)))]
+    parts = Part(Draw(0, 0), 0, 4, 0.25, 1.0), Part(Draw(1, 0), 0, 12, 0.75, 1.0)
+    steps = [Step(1, 0.1, parts)]
     torch.manual_seed(problem.seed)
     model = problem.build()
     (
@@ -83,6 +86,47 @@ def test_mini_batches_of_other_sizes_count_by_their_samples():
     ).backward()
     expected = torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in model.parameters()])
     assert torch.allclose(weights(trained(problem, steps, Recipe(0.1))), expected, rtol=1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneHot(Problem):
+    """The gradient of each draw is 1 in a place of its own, so an update shows its weights."""
+
+    name = "one-hot"
+    batch: int = 1
+    places: dict[Draw, int]
+    samples = 1
+
+    def build(self):
+        model = nn.Module()
+        model.theta = nn.Parameter(torch.zeros(len(self.places), dtype=torch.float64))
+        return model
+
+    def losses(self, model, draws):
+        return model.theta[[self.places[draw] for draw in draws]]
+
+    def evaluate(self, model):
+        return {}
+
+
+@pytest.mark.parametrize("policy", fakes.POLICY_TABLE)
+def test_law_5_lab_applies_the_weights_that_the_policy_decided(policy):
+    cluster = fakes.Cluster.of(policy, steps=10)
+    for _ in fakes.random_steps(cluster, Random(6), 600):
+        pass
+    steps = schedule(fakes.trace_of(cluster))
+    draws = [part.draw for step in steps for part in step.parts]
+    problem = OneHot(places={draw: place for place, draw in enumerate(draws)})
+
+    training = trained(problem, steps, Recipe(1.0))
+
+    decided = [
+        weight * scale
+        for update in cluster.updates
+        for weight, scale in zip(update.weights, update.scales, strict=True)
+    ]
+    assert decided
+    assert (-weights(training)).tolist() == decided
 
 
 def test_what_is_dropped_is_never_computed(monkeypatch):

@@ -52,8 +52,8 @@ def by_the_fast_way(policy, cluster, spec):
         needed = spec.workers - int(policy.partition(":")[2] or 0)
         times = draw_times(cluster.times, spec.workers, spec.steps, spec.seed)
         return barrier_records(times, needed, spec, cluster.batch, lambda update: None)
-    per_update = int(policy.partition(":")[2] or 1)
-    return free_records(cluster.times, per_update, spec, cluster.batch, lambda update: None)
+    rule = parse_policy(policy)
+    return free_records(cluster.times, rule, spec, cluster.batch, lambda update: None)
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "softsync:3"])

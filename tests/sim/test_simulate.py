@@ -157,7 +157,17 @@ class RestsWorkerZero:
         return None if worker == 0 else super().assign(ledger, worker)
 
 
-@pytest.mark.parametrize("override", [NeedsOneLess, UpdatesWithThree, RestsWorkerZero])
+class HalvesGradients:
+    """A subclass that overrides how much a gradient counts."""
+
+    def scale(self, staleness):
+        return super().scale(staleness) / 2
+
+
+OVERRIDES = [NeedsOneLess, UpdatesWithThree, RestsWorkerZero, HalvesGradients]
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_subclass_of_a_built_in_rule_is_simulated_with_its_own_answers(policy, override):
     """Regression: the fast path took every subclass of `Backup` for plain backup."""

@@ -86,6 +86,21 @@ def test_a_file_has_a_line_for_the_header_and_one_for_each_record(tmp_path: Path
     assert lines[0]["paceline_trace"] == FORMAT
 
 
+def test_trace_of_format_1_is_still_read(tmp_path: Path) -> None:
+    header = msgspec.structs.replace(HEADER, format=1)
+    trace = Trace(header, [Joined(0.0, 0), Update(1.0, 1, (0,), 1)])
+    write_trace(trace, tmp_path / "run.jsonl")
+    assert read_trace(tmp_path / "run.jsonl") == trace
+    assert not trace.header.has_weights
+    assert HEADER.has_weights
+
+
+def test_update_without_weights_has_equal_ones() -> None:
+    assert Update(1.0, 1, (3, 5), 2).weighted() == [(0.5, 1.0), (0.5, 1.0)]
+    uneven = Update(1.0, 1, (3, 5), 2, weights=(0.25, 0.75), scales=(1.0, 0.5))
+    assert uneven.weighted() == [(0.25, 1.0), (0.75, 0.5)]
+
+
 def test_a_header_gives_the_spec_of_the_run() -> None:
     spec = RunSpec(workers=5, steps=3, min_workers=2, late="finish", seed=11)
     assert Header.of("run", parse_policy("backup:1"), spec, {}).spec() == spec
@@ -128,7 +143,16 @@ records: st.SearchStrategy[Record] = st.one_of(
     gradients,
     st.builds(Joined, times, numbers),
     st.builds(Left, times, numbers, texts),
-    st.builds(Update, times, numbers, workers, numbers, norms),
+    st.builds(
+        Update,
+        times,
+        numbers,
+        workers,
+        numbers,
+        norms,
+        weights=st.none() | st.lists(amounts).map(tuple),
+        scales=st.none() | st.lists(amounts).map(tuple),
+    ),
     st.builds(Timer, times, numbers),
     st.builds(Stopped, times),
     st.builds(Paused, times, texts),

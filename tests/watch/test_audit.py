@@ -3,10 +3,12 @@
 
 import re
 from collections.abc import Callable
+from random import Random
 
 import msgspec
 import pytest
 
+import fakes
 from fakes import POLICY_TABLE
 from paceline.core.events import Fate
 from paceline.errors import TraceError
@@ -43,6 +45,15 @@ def run(
 ) -> Trace:
     described = RunSpec(**{"workers": 3, "steps": 20} | spec)
     return simulate(policy, CLUSTERS[cluster], described, until=until)
+
+
+def uneven_run(policy: str) -> Trace:
+    """Return the trace of a run whose mini-batches have different sizes."""
+    cluster = fakes.Cluster.of(policy, steps=8)
+    for _ in fakes.random_steps(cluster, Random(3), 500, faults=False):
+        pass
+    assert cluster.finish
+    return fakes.trace_of(cluster)
 
 
 def with_records(trace: Trace, records: list[Record]) -> Trace:
@@ -137,6 +148,19 @@ def test_a_trace_that_breaks_off_after_a_decision_is_sound() -> None:
     audit(with_records(trace, trace.records[: last + 1]))
 
 
+@pytest.mark.parametrize("policy", POLICY_TABLE)
+def test_trace_with_mini_batches_of_any_size_is_sound(policy: str) -> None:
+    audit(uneven_run(policy))
+
+
+@pytest.mark.parametrize("policy", POLICY_TABLE)
+def test_trace_of_format_1_is_sound_without_weights(policy: str) -> None:
+    trace = uneven_run(policy)
+    for index in places(trace, Update):
+        trace = with_record(trace, index, weights=None, scales=None)
+    audit(with_header(trace, format=1))
+
+
 def test_measured_norms_do_not_matter() -> None:
     trace = run("backup:1")
     for index in places(trace, Gradient, Update):
@@ -221,6 +245,25 @@ def test_an_update_that_is_told_otherwise_is_found(
     for index in places(trace, Update):
         lying = with_record(trace, index, **lie(trace.records[index]))
         assert blamed_line(lying) == line_of(index)
+
+
+@pytest.mark.parametrize("field", ["weights", "scales"])
+def test_update_with_the_wrong_weights_is_found(field: str) -> None:
+    trace = uneven_run("softsync:4")
+    found = [i for i in places(trace, Update) if getattr(trace.records[i], field) is not None]
+    assert found
+    for index in found:
+        first, *rest = getattr(trace.records[index], field)
+        for value in (None, (first + 1e-9, *rest), (first,)):
+            assert blamed_line(with_record(trace, index, **{field: value})) == line_of(index)
+
+
+def test_wrong_weight_is_named_even_where_norms_were_measured() -> None:
+    trace = run("sync", steps=2)
+    index = places(trace, Update)[0]
+    lying = with_record(trace, index, sq_norm=2.0, weights=(0.5, 0.25, 0.25))
+    with pytest.raises(TraceError, match=r"weights \(0.5, 0.25, 0.25\), but its policy gives None"):
+        audit(lying)
 
 
 @pytest.mark.parametrize("policy", POLICY_TABLE)

@@ -164,8 +164,10 @@ class Decider:
             if event.finite:
                 tally.excused.discard(worker)
                 tally.done.add(worker)
-                tally.contributions.append(Contribution(worker, event.version, event.samples))
-                return [Accept(worker, event.version, update)]
+                scale = self.policy.scale(update - 1 - event.version)
+                given = Contribution(worker, event.version, event.samples, scale)
+                tally.contributions.append(given)
+                return [Accept(worker, event.version, update, event.samples, scale)]
             if worker not in tally.done:  # a rule that repeats may have had something sound of it
                 tally.excused.add(worker)
         return [Drop(worker, event.version, fate if event.finite else Fate.NON_FINITE)]
@@ -296,7 +298,7 @@ class Decider:
             update=update,
             contributions=contributions,
             weights=tuple([c.samples / samples for c in contributions]),
-            scales=tuple([policy.scale(update - 1 - c.version) for c in contributions]),
+            scales=tuple([c.scale for c in contributions]),
             wanted=wanted,
         )
 

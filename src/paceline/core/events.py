@@ -127,6 +127,7 @@ class Contribution:
     worker: int
     version: int
     samples: int
+    scale: float = 1.0  # how much it counts besides its weight, decided when it was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +137,17 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Accept(Action):
-    """Keep the gradient that just arrived: it goes into `update`. Tell the worker."""
+    """Keep the gradient that just arrived: it goes into `update`. Tell the worker.
+
+    In that update it counts `samples · scale`, divided by the samples of all contributions, so a
+    shell may start adding up gradients before the update is complete.
+    """
 
     worker: int
     version: int
     update: int
+    samples: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

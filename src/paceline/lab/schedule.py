@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.core.events import Fate
-from paceline.core.policies import parse_policy
 from paceline.errors import TraceError
 from paceline.lab.problem import Draw
 from paceline.trace.schema import Gradient, Restored, Trace, Update
@@ -25,7 +24,8 @@ class Part(NamedTuple):
     draw: Draw
     version: int  # of the parameters that it is computed at
     samples: int
-    scale: float  # what the rule makes of its staleness
+    weight: float  # by its samples; the weights of an update sum to 1
+    scale: float  # how much it counts besides, by its staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,13 @@ class Step:
 
 def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
     """The updates of a run; `requeue`: a mini-batch whose gradient was dropped comes again."""
-    scale = parse_policy(trace.header.policy).scale
+    if not trace.header.has_weights:
+        raise TraceError(
+            f"the trace has format {trace.header.format}, which doesn't hold the weights of "
+            "updates; record the run again"
+        )
     drawn: Counter[int] = Counter()  # mini-batches, by worker
-    parts: defaultdict[int, list[Part]] = defaultdict(list)  # by update
+    given: defaultdict[int, list[tuple[Draw, int, int]]] = defaultdict(list)  # by update
     steps = []
     for record in trace.records:
         match record:
@@ -54,13 +58,14 @@ def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
                 pass  # of a mini-batch that is counted already
             case Gradient(worker=worker, version=version, fate=fate, staleness=staleness):
                 if fate is Fate.ACCEPTED:
-                    draw = Draw(worker, drawn[worker])
-                    part = Part(draw, version, record.samples, scale(staleness))
-                    parts[version + staleness + 1].append(part)
+                    part = (Draw(worker, drawn[worker]), version, record.samples)
+                    given[version + staleness + 1].append(part)
                 # One that was not finite would not be so again.
                 drawn[worker] += fate in (Fate.ACCEPTED, Fate.NON_FINITE) or not requeue
             case Update(t=time, update=update):
-                steps.append(Step(update, time, tuple(parts.pop(update))))
+                both = zip(given.pop(update), record.weighted(), strict=True)
+                parts = tuple(Part(*part, *weighted) for part, weighted in both)
+                steps.append(Step(update, time, parts))
             case Restored():
                 raise TraceError(
                     f"the run went back to update {record.version}, and what was lost with its "

@@ -114,7 +114,6 @@ class Training:
 
     def _compute(self, group: _Group) -> None:
         """Add these gradients, and the buffers that belong to them, to the sum of their update."""
-        total = self._steps[group.update - 1].samples
         if group.update not in self._sums:
             zeros = _Sum(torch.zeros_like(self._grads), torch.zeros_like(self._buffers))
             self._sums[group.update] = zeros
@@ -126,10 +125,9 @@ class Training:
             torch.default_generator.manual_seed(seed)  # no other device's, which takes long
             set_groups(self.model, len(parts))
             losses = self._problem.losses(self.model, [part.draw for part in parts])
-            shares = [part.samples / total for part in parts]
-            weights = [w * part.scale for w, part in zip(shares, parts, strict=True)]
-            (losses @ losses.new_tensor(weights)).backward()  # type: ignore[no-untyped-call] # torch's
-            into.buffers.add_(self._buffers, alpha=sum(shares))
+            factors = [part.weight * part.scale for part in parts]
+            (losses @ losses.new_tensor(factors)).backward()  # type: ignore[no-untyped-call] # torch's
+            into.buffers.add_(self._buffers, alpha=sum(part.weight for part in parts))
             self._buffers.copy_(before)  # each worker begins with those of this version
         into.grads += self._grads
 

@@ -15,11 +15,14 @@ many N at once.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.events import Fate
+from paceline.core.policies import Async, SoftSync
+from paceline.core.policy import Policy
 from paceline.latency import TimeModel
 from paceline.spec import Late, RunSpec
 from paceline.trace.schema import Ended, Gradient, Joined, Record, Resumed, Update
@@ -148,9 +151,14 @@ def _reports(each: Round, needed: int, version: Ints, asked_at: Floats, rank: In
 
 
 def free_records(
-    times: TimeModel, per_update: int, spec: RunSpec, batch: int, on_update: Callable[[int], None]
+    times: TimeModel,
+    policy: Async | SoftSync,
+    spec: RunSpec,
+    batch: int,
+    on_update: Callable[[int], None],
 ) -> list[Record]:
-    """The records of `softsync:per_update`, or of `async` if that is 1."""
+    """The records of `softsync`, or of `async`, which makes an update of each gradient."""
+    per_update = policy.c if isinstance(policy, SoftSync) else 1
     updates = spec.steps or 0
     total = updates * per_update
     arrival, compute_s = _free_arrivals(times, spec, total)
@@ -175,10 +183,11 @@ def free_records(
     )
     records = _joined(spec, min(per_update, workers))
     givers = accepted.worker.tolist()
-    for update in range(1, updates + 1):
+    for update, scales in enumerate(_scales(policy, staleness.reshape(updates, per_update)), 1):
         part = slice((update - 1) * per_update, update * per_update)
         records += gradients[part]
-        records.append(Update(gradients[part.stop - 1].t, update, tuple(givers[part]), per_update))
+        time, contributors = gradients[part.stop - 1].t, tuple(givers[part])
+        records.append(Update(time, update, contributors, per_update, scales=scales))
         on_update(update)
     end = gradients[-1].t
     turn = np.bincount(accepted.worker, minlength=workers)  # finished, and index of the next
@@ -190,6 +199,17 @@ def free_records(
     records += _given_up(work, updates, compute_s[busy, turn])
     records.append(Ended(end, updates))
     return records
+
+
+def _scales(policy: Policy, staleness: Ints) -> Iterator[tuple[float, ...] | None]:
+    """The scales of each update, whose contributions are a row; None: all are 1."""
+    by_staleness = np.array([policy.scale(stale) for stale in range(int(staleness.max()) + 1)])
+    if np.all(by_staleness == 1.0):
+        return repeat(None, len(staleness))
+    scales = by_staleness[staleness]
+    is_scaled = np.any(scales != 1.0, axis=1).tolist()
+    rows = zip(scales.tolist(), is_scaled, strict=True)
+    return (tuple(row) if scaled else None for row, scaled in rows)
 
 
 def _in_order(arrival: Floats, compute_s: Floats, total: int) -> Ints:

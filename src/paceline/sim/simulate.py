@@ -67,10 +67,8 @@ def _fast(
             needed = spec.workers - (policy.b if type(policy) is Backup else 0)
             times = draw_times(cluster.times, spec.workers, steps, spec.seed)
             return barrier_records(times, needed, spec, cluster.batch, on_update)
-        if type(policy) is Async and policy.bound is None:
-            return free_records(cluster.times, 1, spec, cluster.batch, on_update)
-        if type(policy) is SoftSync and policy.bound is None:
-            return free_records(cluster.times, policy.c, spec, cluster.batch, on_update)
+        if (type(policy) is Async or type(policy) is SoftSync) and policy.bound is None:
+            return free_records(cluster.times, policy, spec, cluster.batch, on_update)
     except Tie:
         pass
     return None

@@ -139,8 +139,8 @@ class TraceReader:
 
 def _header(line: bytes, place: str) -> Header:
     version = _decode(_FORMAT, line, f"{place} (the header)").paceline_trace
-    if version != FORMAT:
-        raise TraceError(f"{place} has format {version}; this version reads {FORMAT}")
+    if not 1 <= version <= FORMAT:
+        raise TraceError(f"{place} has format {version}; this version reads 1 to {FORMAT}")
     return _decode(_HEADER, line, f"{place} (the header)")
 
 

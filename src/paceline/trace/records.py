@@ -60,6 +60,7 @@ class Made:
     scalars: dict[str, float] = field(default_factory=dict)
 
 
+_NOT_MEASURED = Made()
 _NOTHING_MADE: Mapping[int, Made] = MappingProxyType({})
 
 
@@ -89,12 +90,19 @@ def record_event(
 
 
 def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
-    contributors = tuple([c.worker for c in action.contributions])
-    if made is None:
-        return Update(time, action.update, contributors, action.wanted)
-    scalars = {name: value if isfinite(value) else None for name, value in made.scalars.items()}
-    known = (made.sq_norm, made.apply_s, scalars)
-    return Update(time, action.update, contributors, action.wanted, *known)
+    weights, scales = action.weights, action.scales
+    made = made or _NOT_MEASURED
+    return Update(
+        time,
+        action.update,
+        tuple([c.worker for c in action.contributions]),
+        action.wanted,
+        made.sq_norm,
+        made.apply_s,
+        {name: value if isfinite(value) else None for name, value in made.scalars.items()},
+        None if set(weights) == {1 / len(weights)} else weights,
+        None if set(scales) == {1.0} else scales,
+    )
 
 
 def _record(event: Event, actions: list[Action], version: int, measured: Measured | None) -> Record:

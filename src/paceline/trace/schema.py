@@ -56,7 +56,9 @@ __all__ = [
     "write_trace",
 ]
 
-FORMAT = 1
+FORMAT = 2
+"""The newest format. Format 1 differs only in that its updates have no weights and scales."""
+
 NAME = "trace.jsonl"  # in the folder of a run
 
 FINISHED = "finished"  # all updates were made that were wanted
@@ -89,6 +91,11 @@ class Header(_Line, tag="header", frozen=True, kw_only=True, omit_defaults=False
     ) -> "Header":
         """The header of a run of this policy and spec."""
         return cls(source=source, policy=str(policy), about=about, **asdict(spec))
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the updates of this run are recorded with their weights and scales."""
+        return self.format >= 2
 
     def spec(self) -> RunSpec:
         """The description of the run that was traced."""
@@ -147,6 +154,18 @@ class Update(_Line, tag="update", frozen=True):
     apply_s: Amount = 0  # spent on adding up, stepping and publishing
     scalars: dict[str, float | None] = {}
     """What the scripts logged, averaged over the contributors; None: it was not finite."""
+
+    weights: tuple[float, ...] | None = None
+    """The weight of each contributor, by its samples; None: all weights are equal."""
+
+    scales: tuple[float, ...] | None = None
+    """The factor by which each contributor's gradient counts besides; None: all are 1."""
+
+    def weighted(self) -> list[tuple[float, float]]:
+        """Return the weight and the scale of each contributor, as the policy decided them."""
+        count = len(self.contributors)
+        weights = self.weights or (1 / count,) * count
+        return list(zip(weights, self.scales or (1.0,) * count, strict=True))
 
 
 class Timer(_Line, tag="timer", frozen=True):
