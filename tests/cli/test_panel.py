@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The panel at the foot of the terminal: exact text for a given state, at any width."""
+"""The live panel: exact text for a given state, at any width."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -44,18 +44,18 @@ def settings(workers: int = 8, steps: int | None = 1000, policy: str = "backup:1
     return Settings(spec=RunSpec(workers=workers, steps=steps), policy=policy)
 
 
-def drawn(moment: Moment, width: int = 80, told: Settings | None = None) -> list[str]:
-    """The lines of the panel on a console of this width, without colours."""
+def drawn(moment: Moment, width: int = 80, given: Settings | None = None) -> list[str]:
+    """Return the lines of the panel on a console of this width, without colours."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, legacy_windows=False)
-    console.print(draw(moment, told or settings(), width))
+    console.print(draw(moment, given or settings(), width))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 # ---- what it shows ----
 
 
-def test_eighty_columns() -> None:
+def test_panel_at_eighty_columns() -> None:
     assert drawn(MOMENT) == [
         "━━━━━━━━━━━━━━━                         update 400 of 1,000, 14.7/s, 40.8 s left",
         "backup:1, 8 of 8 workers, last update from 7 of 7 gradients, 400 dropped (12 %)",
@@ -64,7 +64,7 @@ def test_eighty_columns() -> None:
     ]
 
 
-def test_narrow_columns_give_the_bar_a_line_to_itself() -> None:
+def test_narrow_terminal_gives_the_bar_a_line_of_its_own() -> None:
     assert drawn(MOMENT, 40) == [
         "━━━━━━━━━━━━━━━━",
         "update 400 of 1,000, 14.7/s, 40.8 s left",
@@ -76,21 +76,21 @@ def test_narrow_columns_give_the_bar_a_line_to_itself() -> None:
     ]
 
 
-def test_sixty_four_workers_take_no_more_room() -> None:
+def test_sixty_four_workers_take_no_more_lines() -> None:
     many = replace(MOMENT, workers=63, contributors=60, wanted=60, slowest=Slowest(42, 1.2, 3.0))
-    assert drawn(many, told=settings(workers=64, policy="backup:4"))[1:] == [
+    assert drawn(many, given=settings(workers=64, policy="backup:4"))[1:] == [
         "backup:4, 63 of 64 workers, last update from 60 of 60 gradients",
         "400 dropped (12 %), slowest worker 42: 1.2 s, 3.0 x median",
         "loss 0.4123, accuracy 0.91",
     ]
 
 
-def test_without_a_number_of_steps_there_is_no_bar() -> None:
-    lines = drawn(replace(MOMENT, left_s=None), told=settings(steps=None))
+def test_there_is_no_bar_without_a_number_of_steps() -> None:
+    lines = drawn(replace(MOMENT, left_s=None), given=settings(steps=None))
     assert lines[0] == "update 400, 14.7/s"
 
 
-def test_before_anything_happened() -> None:
+def test_panel_before_the_first_update() -> None:
     nothing = replace(
         MOMENT,
         version=0,
@@ -108,36 +108,36 @@ def test_before_anything_happened() -> None:
     assert lines[1:] == ["backup:1, 2 of 8 workers", "waiting for workers"]
 
 
-def test_a_pause_has_no_rate_but_a_reason() -> None:
+def test_pause_has_a_reason_and_no_rate() -> None:
     lines = drawn(replace(MOMENT, paused="1 of at least 2 workers; waits for 1"))
     assert lines[0].endswith("update 400 of 1,000")
     assert lines[-1] == "1 of at least 2 workers; waits for 1"
 
 
-def test_silence_is_told_only_when_it_lasts() -> None:
+def test_only_long_silence_is_mentioned() -> None:
     assert drawn(replace(MOMENT, silent_s=9.0)) == drawn(MOMENT)
-    assert drawn(replace(MOMENT, silent_s=31.0))[-1] == "nothing has happened for 31 s"
+    assert drawn(replace(MOMENT, silent_s=31.0))[-1] == "no news for 31 s"
 
 
-def test_trouble_is_told() -> None:
-    troubled = replace(MOMENT, non_finite=3, restorations=1, lost=20, ended="stopped")
-    assert drawn(troubled)[-1] == (
-        "3 gradients not finite, 1 restart of the server, 20 updates lost, stopped"
+def test_problems_are_shown() -> None:
+    state = replace(MOMENT, non_finite=3, restorations=1, lost=20, ended="stopped")
+    assert drawn(state)[-1] == (
+        "3 gradients not finite, 1 server restart, 20 updates lost, stopped"
     )
 
 
-def test_stale_gradients_and_a_loss_that_is_not_finite_are_told() -> None:
+def test_staleness_and_a_loss_that_is_not_finite_are_shown() -> None:
     lines = drawn(replace(MOMENT, staleness=6.94, wanted=1, scalars={"loss": None}))
-    assert "gradients 6.9 updates old" in lines[1]
+    assert "gradients 6.9 updates stale" in lines[1]
     assert lines[-1] == "loss not finite"
 
 
-def test_a_lower_bound_is_marked_as_one() -> None:
+def test_lower_bound_is_marked() -> None:
     cut = replace(MOMENT, slowest=Slowest(7, 0.022, 1.84, is_bound=True))
     assert drawn(cut)[2] == "slowest worker 7: >22 ms, >1.8 x median"
 
 
-def test_a_worker_that_is_hardly_slower_is_not_named() -> None:
+def test_slightly_slower_worker_is_not_named() -> None:
     assert not any(
         "slowest" in line for line in drawn(replace(MOMENT, slowest=Slowest(7, 1, 1.05)))
     )
@@ -149,7 +149,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert all(len(line) <= width for line in drawn(moment, width))
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+def test_markup_in_names_is_shown_literally() -> None:
     assert drawn(replace(MOMENT, scalars={"[red]loss[/]": 1.0}))[-1] == "[red]loss[/] 1"
 
 
@@ -168,7 +168,7 @@ def terminal() -> Terminal:
 
 @pytest.fixture
 def panel(terminal: Terminal, tmp_path: Path) -> Iterator[Callable[[], Panel]]:
-    """Open panels on the terminal; they are closed in the end."""
+    """Open panels on the terminal, which are closed at the end."""
     opened: list[Panel] = []
 
     def make() -> Panel:
@@ -183,7 +183,7 @@ def panel(terminal: Terminal, tmp_path: Path) -> Iterator[Callable[[], Panel]]:
         each.close()
 
 
-def test_a_tick_draws_what_the_trace_says(
+def test_tick_draws_the_state_of_the_trace(
     panel: Callable[[], Panel], terminal: Terminal, tmp_path: Path
 ) -> None:
     trace = simulate("backup:1", Cluster.parse("50ms + exp:5ms"), RunSpec(workers=4, steps=60))
@@ -200,9 +200,7 @@ def test_a_tick_draws_what_the_trace_says(
     assert "update 60 of 60" in terminal.getvalue()
 
 
-def test_a_closed_panel_gives_the_cursor_back_and_leaves_nothing(
-    panel: Callable[[], Panel], terminal: Terminal
-) -> None:
+def test_closed_panel_restores_the_terminal(panel: Callable[[], Panel], terminal: Terminal) -> None:
     shown = panel()
     shown.tick()
     assert terminal.getvalue().startswith(HIDE)
@@ -214,7 +212,7 @@ def test_a_closed_panel_gives_the_cursor_back_and_leaves_nothing(
     assert terminal.getvalue() == before
 
 
-def test_a_line_is_printed_as_it_is(panel: Callable[[], Panel], terminal: Terminal) -> None:
+def test_line_is_printed_literally(panel: Callable[[], Panel], terminal: Terminal) -> None:
     shown = panel()
     shown.tick()
     text = "worker 3  | [bold]loss[/bold] = 0.5 :smile: {'a': None} http://x.y " + "long " * 30
@@ -222,14 +220,14 @@ def test_a_line_is_printed_as_it_is(panel: Callable[[], Panel], terminal: Termin
     assert f"{text.rstrip()}" in terminal.getvalue()
 
 
-def test_a_line_cannot_move_the_cursor(panel: Callable[[], Panel], terminal: Terminal) -> None:
+def test_line_cannot_move_the_cursor(panel: Callable[[], Panel], terminal: Terminal) -> None:
     panel().line("50 %\r\x1b[2J\x1b[10;10H100 %", terminal)
     assert "\x1b[2J" not in terminal.getvalue()
     assert "\x1b[10;10H" not in terminal.getvalue()
     assert "100 %" in terminal.getvalue()
 
 
-def test_a_line_for_a_stream_that_is_no_terminal_goes_there(
+def test_line_for_a_stream_that_is_not_a_terminal_goes_to_the_stream(
     panel: Callable[[], Panel], terminal: Terminal
 ) -> None:
     out = io.StringIO()
@@ -238,9 +236,7 @@ def test_a_line_for_a_stream_that_is_no_terminal_goes_there(
     assert "hello" not in terminal.getvalue()
 
 
-def test_the_panel_stays_below_what_is_printed(
-    panel: Callable[[], Panel], terminal: Terminal
-) -> None:
+def test_panel_stays_below_printed_lines(panel: Callable[[], Panel], terminal: Terminal) -> None:
     shown = panel()
     shown.tick()
     shown.line("hello", terminal)
@@ -249,7 +245,7 @@ def test_the_panel_stays_below_what_is_printed(
 
 
 @pytest.mark.parametrize("workers", [8, 64])
-def test_a_simulated_run_fits_in_a_few_lines_at_any_moment(workers: int, tmp_path: Path) -> None:
+def test_simulated_run_always_fits_in_a_few_lines(workers: int, tmp_path: Path) -> None:
     cluster = Cluster.parse("45ms + exp:5ms + 5% exp:500ms; worker 7 x1.8")
     trace = simulate("backup:1", cluster, RunSpec(workers=workers, steps=40))
     path = tmp_path / "trace.jsonl"
@@ -258,6 +254,6 @@ def test_a_simulated_run_fits_in_a_few_lines_at_any_moment(workers: int, tmp_pat
         records = trace.records[: len(trace.records) * tenth // 10]
         write_trace(Trace(trace.header, records), path)
         live.read(0.0)
-        lines = drawn(live.moment(0.0), told=settings(workers, 40))
+        lines = drawn(live.moment(0.0), given=settings(workers, 40))
         assert len(lines) <= 4
         assert all(len(line) <= 80 for line in lines)

@@ -97,7 +97,7 @@ def test_a_run_without_updates_is_told(tmp_path: Path, told: Callable[[], str]) 
     header = Header(source="run", policy="sync", workers=1)
     records = [Joined(0.0, 0), Resumed(0.0), Ended(9.0, 0, reason="stopped")]
     write_trace(Trace(header, records), tmp_path / "trace.jsonl")
-    assert told() == "The run made no update; it ended: stopped."
+    assert told() == "The run made no updates (stopped)."
 
 
 @pytest.mark.parametrize("text", [None, "", "nonsense\n", '{"type":"header"'], ids=str)
@@ -201,7 +201,7 @@ def test_a_run_that_has_just_begun_has_no_update_yet(
         show(half)
         check(half, as_json=False)
     words = capsys.readouterr().out
-    assert words.startswith("The run has made no update yet; still running.\n")
+    assert words.startswith("The run is still running and has made no updates yet.\n")
     assert words.endswith("is consistent so far (still running): no update yet.\n")
 
 

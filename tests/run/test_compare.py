@@ -81,7 +81,7 @@ def test_without_injected_delays_nothing_is_predicted(compared):
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--target", "accuracy"], "a target must be such as"),
+        (["--target", "accuracy"], "a target must look like"),
         (["-p", "sync", "-p", "sync"], "each rule may be given once, got sync, sync"),
         (["-p", "magic"], "magic"),
         (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Curves of what was logged, and targets."""
+"""Curves of logged scalars, and targets."""
 
 from math import inf
 
@@ -39,20 +39,20 @@ RISING = Trace(
 )
 
 
-def test_a_curve_has_the_time_since_the_beginning_and_the_samples_that_were_learnt():
+def test_curve_has_times_since_the_beginning_and_samples():
     assert curve(RISING, "accuracy") == [Point(1.0, 4, 0.5), Point(3.0, 12, 0.9)]
     assert curve(RISING, "loss") == [Point(1.0, 4, 2.0), Point(2.0, 8, 1.0)]
     assert curve(RISING, "other") == []
     assert logged(RISING) == {"accuracy", "loss"}
 
 
-def test_what_was_lost_with_a_server_is_not_in_the_curve():
+def test_lost_updates_are_not_in_the_curve():
     again = [Restored(5.0, 1, HEADER), Joined(5.1, 0), Resumed(5.2), gradient(6.0, 1)]
     trace = Trace(HEADER, [*RISING.records, *again, update(6.0, 2, accuracy=0.7)])
     assert [point.value for point in curve(trace, "accuracy")] == [0.5, 0.7]
 
 
-def test_the_final_value_is_the_median_of_the_last_few():
+def test_final_value_is_the_median_of_the_last_few():
     records = [update(float(n), n, x=x) for n, x in enumerate([9, 9, 9, 1, 2, 3, 4, 100], start=1)]
     trace = Trace(HEADER, [Joined(0.0, 0), Resumed(0.0), *records])
     assert final(trace, "x") == 3
@@ -63,15 +63,15 @@ def test_the_final_value_is_the_median_of_the_last_few():
     ("text", "seconds"),
     [("accuracy>=0.5", 1.0), (" accuracy >= 0.8", 3.0), ("loss<=1", 2.0), ("accuracy>=0.95", inf)],
 )
-def test_a_target_is_reached_when_it_is_first_seen(text, seconds):
+def test_target_is_reached_when_it_is_first_met(text, seconds):
     assert Target.parse(text).reached_at(RISING) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "accuracy", "accuracy=0.9", ">=0.9", "loss<=much"])
-def test_what_is_no_target_is_refused(text):
+def test_malformed_target_is_refused(text):
     with pytest.raises(SpecError):
         Target.parse(text)
 
 
-def test_a_target_is_shown_as_it_is_read():
+def test_target_is_shown_as_it_was_parsed():
     assert str(Target.parse("accuracy>=0.950")) == "accuracy >= 0.95"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Figures: they are drawn into files of the formats that are promised, and nowhere else."""
+"""Figures are written in the promised formats, and need matplotlib only when drawn."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,9 +59,7 @@ DRAWERS: list[Drawer] = [draw_some_plan, draw_some_comparison]
 
 @pytest.mark.parametrize("ending", BEGINNINGS)
 @pytest.mark.parametrize("draw", DRAWERS)
-def test_a_figure_is_drawn_in_the_format_of_its_ending(
-    draw: Drawer, ending: str, tmp_path: Path
-) -> None:
+def test_ending_of_the_path_chooses_the_format(draw: Drawer, ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"figure.{ending}"
     draw(path)
     content = path.read_bytes()
@@ -68,17 +68,17 @@ def test_a_figure_is_drawn_in_the_format_of_its_ending(
 
 
 @pytest.mark.parametrize("workers", [1, 40])
-def test_a_plan_of_any_size_is_drawn(workers: int, tmp_path: Path) -> None:
+def test_plan_of_any_size_is_drawn(workers: int, tmp_path: Path) -> None:
     draw_some_plan(tmp_path / "plan.png", workers, arrivals=np.linspace(0.05, 1.0, 99))
     assert (tmp_path / "plan.png").stat().st_size > 1000
 
 
-def test_all_rules_are_drawn_side_by_side_even_where_all_happens_at_once(tmp_path: Path) -> None:
+def test_all_policies_are_drawn_even_with_equal_times(tmp_path: Path) -> None:
     draw_comparison([run(policy, "50ms") for policy in POLICIES], tmp_path / "rules.png")
     assert (tmp_path / "rules.png").stat().st_size > 1000
 
 
-def test_more_runs_than_there_are_colours_are_drawn(tmp_path: Path) -> None:
+def test_more_runs_than_colours_are_drawn(tmp_path: Path) -> None:
     rules = [f"softsync:{c}" for c in range(1, 13)]
     draw_comparison([run(policy) for policy in rules], tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 1000
@@ -86,7 +86,7 @@ def test_more_runs_than_there_are_colours_are_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["figure.txt", ".png"])
 @pytest.mark.parametrize("draw", DRAWERS)
-def test_an_unknown_ending_is_refused(draw: Drawer, name: str, tmp_path: Path) -> None:
+def test_unknown_ending_is_refused(draw: Drawer, name: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"\.png.*\.svg.*\.pdf.*" + re.escape(repr(name))):
         draw(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -101,8 +101,21 @@ def test_an_unknown_ending_is_refused(draw: Drawer, name: str, tmp_path: Path) -
         (draw_some_plan, "directory.png"),
     ],
 )
-def test_an_unwritable_place_is_refused(draw: Drawer, place: str, tmp_path: Path) -> None:
+def test_unwritable_path_is_refused(draw: Drawer, place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "directory.png").mkdir()
     with pytest.raises(SpecError, match=re.escape(f"cannot write {tmp_path / place}: ")):
         draw(tmp_path / place)
+
+
+def test_missing_matplotlib_names_the_extra_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # makes the import fail
+    with pytest.raises(SpecError, match=re.escape("pip install 'paceline[plot]'")):
+        draw_some_plan(tmp_path / "plan.png")
+
+
+def test_matplotlib_is_not_imported_before_a_figure_is_drawn() -> None:
+    program = "import sys, paceline.watch.figures; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

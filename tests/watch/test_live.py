@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The numbers of the moment: whole lines only, whatever happens to the file, and nothing grows."""
+"""The current numbers of a run, whatever happens to the file they are read from."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -56,14 +56,14 @@ def line(record: Header | Record) -> bytes:
 
 
 class File:
-    """A trace that is written while it is read."""
+    """A trace that is being written and read."""
 
     def __init__(self, folder: Path, steps: int | None = 10) -> None:
         self.path = folder / "trace.jsonl"
         self.live = Live(self.path, steps)
 
     def append(self, *records: Header | Record) -> Moment:
-        """Write these, and read."""
+        """Write these records, and read."""
         self.append_bytes(b"".join(map(line, records)))
         return self.read()
 
@@ -88,17 +88,17 @@ def updates(first: int, last: int, every_s: float, begin: float = 0.0) -> list[R
 # ---- the file ----
 
 
-def test_a_file_that_is_not_there_yet_says_nothing(file: File) -> None:
+def test_missing_file_gives_no_numbers(file: File) -> None:
     assert file.read() == NOTHING
     assert file.append(HEADER, Joined(0.0, 0)) == replace(NOTHING, workers=1)
 
 
-def test_a_folder_in_its_place_says_nothing(file: File) -> None:
+def test_folder_instead_of_a_file_gives_no_numbers(file: File) -> None:
     file.path.mkdir()
     assert file.read() == NOTHING
 
 
-def test_a_torn_line_is_read_when_it_is_whole(file: File) -> None:
+def test_unfinished_line_is_read_once_it_is_whole(file: File) -> None:
     whole = line(Update(1.0, 1, (0, 1), 2))
     file.append(HEADER)
     file.append_bytes(whole[:20])
@@ -107,7 +107,7 @@ def test_a_torn_line_is_read_when_it_is_whole(file: File) -> None:
     assert file.read().version == 1
 
 
-def test_every_split_of_a_file_gives_the_same(tmp_path: Path) -> None:
+def test_numbers_do_not_depend_on_how_the_file_grows(tmp_path: Path) -> None:
     trace = simulate("backup:1", Cluster.parse("50ms + exp:30ms"), RunSpec(workers=3, steps=4))
     text = b"".join(map(line, (trace.header, *trace.records)))
     moments = []
@@ -122,25 +122,25 @@ def test_every_split_of_a_file_gives_the_same(tmp_path: Path) -> None:
     assert moments[0].version == 4
 
 
-def test_lines_that_cannot_be_understood_are_passed_over(file: File) -> None:
+def test_bad_lines_are_skipped(file: File) -> None:
     file.append(HEADER, *updates(1, 2, 1.0))
     file.append_bytes(b'{"type":"strange"}\n\xff\xfe\n\n{"t":\n')
     assert file.append(*updates(3, 3, 1.0, 2.0)).version == 3
 
 
-def test_a_line_without_an_end_does_not_stop_the_rest(file: File) -> None:
+def test_very_long_line_is_skipped(file: File) -> None:
     file.append(HEADER)
     file.append_bytes(b"x" * (3 << 20) + b"\n")
     assert file.append(*updates(1, 1, 1.0)).version == 1
 
 
-def test_a_file_that_was_cut_is_read_anew(file: File) -> None:
+def test_truncated_file_is_read_from_its_beginning(file: File) -> None:
     file.append(HEADER, Joined(0.0, 0), Joined(0.0, 1), *updates(1, 5, 1.0))
     file.path.write_bytes(line(HEADER) + line(Joined(0.0, 0)))
     assert file.read() == replace(NOTHING, workers=1)
 
 
-def test_another_file_in_its_place_is_read_anew(file: File) -> None:
+def test_replaced_file_is_read_from_its_beginning(file: File) -> None:
     file.append(HEADER, Joined(0.0, 0))
     other = file.path.with_name("other")
     other.write_bytes(line(HEADER) + b"".join(map(line, updates(1, 9, 1.0))))
@@ -149,7 +149,7 @@ def test_another_file_in_its_place_is_read_anew(file: File) -> None:
     assert (moment.version, moment.workers) == (9, 0)
 
 
-def test_a_long_trace_is_caught_up_with_over_several_calls(file: File) -> None:
+def test_long_trace_is_read_over_several_calls(file: File) -> None:
     gradient = line(Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0))
     count = (10 << 20) // len(gradient)
     file.append(HEADER)
@@ -162,17 +162,17 @@ def test_a_long_trace_is_caught_up_with_over_several_calls(file: File) -> None:
 # ---- the numbers ----
 
 
-def test_the_rate_is_that_of_the_last_seconds(file: File) -> None:
-    """One a second for 20 s, then ten a second for 10 s."""
+def test_rate_is_that_of_the_last_seconds(file: File) -> None:
+    """One update per second for 20 s, then ten per second for 10 s."""
     file.append(HEADER, Resumed(0.0), *updates(1, 20, 1.0))
     assert file.append(*updates(21, 120, 0.1, 20.0)).rate == pytest.approx(10, rel=0.05)
 
 
-def test_a_slow_run_has_a_rate_too(file: File) -> None:
+def test_slow_run_has_a_rate(file: File) -> None:
     assert file.append(HEADER, Resumed(0.0), *updates(1, 4, 60.0)).rate == pytest.approx(1 / 60)
 
 
-def test_the_rate_falls_when_the_next_update_is_overdue(file: File) -> None:
+def test_rate_falls_when_the_next_update_is_overdue(file: File) -> None:
     rate = file.append(HEADER, Resumed(0.0), *updates(1, 10, 0.5)).rate
     assert rate == pytest.approx(2.0)
     assert file.read(1.0).rate == rate
@@ -180,17 +180,17 @@ def test_the_rate_falls_when_the_next_update_is_overdue(file: File) -> None:
     assert file.read(7.0).silent_s == 7.0
 
 
-def test_the_time_in_a_pause_does_not_count(file: File) -> None:
+def test_pauses_do_not_count_for_the_rate(file: File) -> None:
     file.append(HEADER, Resumed(0.0), *updates(1, 4, 0.5), Paused(2.0, "a"), Resumed(100.0))
     assert file.read().rate is None
     assert file.append(*updates(5, 6, 0.5, 100.0)).rate == pytest.approx(2.0)
 
 
-def test_time_left_is_what_is_missing_at_this_rate(file: File) -> None:
+def test_time_left_follows_from_the_rate(file: File) -> None:
     assert file.append(HEADER, Resumed(0.0), *updates(1, 4, 0.5)).left_s == pytest.approx(3.0)
 
 
-def test_without_a_number_of_steps_nobody_knows_how_long(tmp_path: Path) -> None:
+def test_time_left_is_unknown_without_a_number_of_steps(tmp_path: Path) -> None:
     assert File(tmp_path, None).append(HEADER, Resumed(0.0), *updates(1, 4, 0.5)).left_s is None
 
 
@@ -203,11 +203,11 @@ def test_fates_are_counted(file: File) -> None:
     assert moment.dropped_share == pytest.approx(1 / 3)
 
 
-def test_who_joined_and_did_not_leave_is_here(file: File) -> None:
+def test_workers_that_left_are_not_counted(file: File) -> None:
     assert file.append(HEADER, Joined(0.0, 0), Joined(0.0, 1), Left(1.0, 0)).workers == 1
 
 
-def test_the_last_update_tells_how_many_gave_and_what_was_logged(file: File) -> None:
+def test_last_update_gives_contributors_and_scalars(file: File) -> None:
     moment = file.append(
         HEADER,
         Update(1.0, 1, (0, 1), 2, scalars={"loss": 2.0, "accuracy": 0.5}),
@@ -217,8 +217,8 @@ def test_the_last_update_tells_how_many_gave_and_what_was_logged(file: File) -> 
     assert moment.scalars == {"loss": None, "accuracy": 0.5}
 
 
-def test_the_slowest_is_told_by_its_recent_gradients(file: File) -> None:
-    """Worker 1 was slow long ago, worker 2 is slow now; the first gradient does not count."""
+def test_slowest_worker_is_found_by_its_recent_gradients(file: File) -> None:
+    """Worker 1 was slow long ago, worker 2 is slow now; the first gradient doesn't count."""
     records: list[Record] = []
     for worker, old_s, new_s in ((0, 1.0, 1.0), (1, 9.0, 1.0), (2, 1.0, 3.0)):
         took = [100.0, *[old_s] * 20, *[new_s] * 20]
@@ -227,7 +227,9 @@ def test_the_slowest_is_told_by_its_recent_gradients(file: File) -> None:
     assert file.append(HEADER, *records).slowest == Slowest(2, 3.0, 3.0)
 
 
-def test_the_slowest_takes_at_least_so_long_if_any_of_its_recent_was_cut_short(file: File) -> None:
+def test_time_of_the_slowest_worker_is_a_bound_if_a_recent_gradient_was_cancelled(
+    file: File,
+) -> None:
     def work(worker: int, count: int, took_s: float, fate: Fate = ACCEPTED) -> list[Record]:
         return [Gradient(1.0, worker, i, 0, fate, 0, 0.0, took_s) for i in range(count)]
 
@@ -239,7 +241,7 @@ def test_the_slowest_takes_at_least_so_long_if_any_of_its_recent_was_cut_short(f
     assert file.append(*work(1, 20, 2.0)).slowest == whole.slowest  # that was long ago
 
 
-def test_one_worker_alone_is_not_the_slowest(file: File) -> None:
+def test_single_worker_is_not_the_slowest(file: File) -> None:
     own = [Gradient(1.0, 0, i, 0, ACCEPTED, 0, 0.0, 1.0) for i in range(9)]
     assert file.append(HEADER, Joined(0.0, 0), *own).slowest is None
 
@@ -249,28 +251,28 @@ def test_staleness_is_that_of_recent_gradients(file: File) -> None:
     assert file.append(HEADER, *stale).staleness == 2.0
 
 
-def test_a_pause_is_told_until_it_is_over(file: File) -> None:
+def test_pause_is_shown_until_it_is_over(file: File) -> None:
     assert file.append(HEADER, Resumed(0.0)).paused == ""
     assert file.append(Paused(1.0, "waits for 1")).paused == "waits for 1"
     assert file.append(Resumed(2.0)).paused == ""
 
 
-def test_the_end_is_told(file: File) -> None:
+def test_end_is_shown(file: File) -> None:
     assert file.append(HEADER, Resumed(0.0), Ended(1.0, 0)).ended == "finished"
 
 
-def test_a_restoration_takes_back_what_was_lost(file: File) -> None:
+def test_restoration_takes_back_lost_updates(file: File) -> None:
     file.append(HEADER, Joined(0.0, 0), Resumed(0.0), *updates(1, 8, 1.0), Ended(8.0, 8))
     moment = file.append(Restored(8.0, 5, HEADER))
     assert (moment.version, moment.lost, moment.restorations) == (5, 3, 1)
     assert (moment.workers, moment.ended) == (0, "")
-    assert moment.paused == "the server is back; waiting for workers"
+    assert moment.paused == "server restarted; waiting for workers"
     moment = file.append(Joined(9.0, 0), Resumed(9.0), *updates(6, 7, 1.0, 9.0))
     assert (moment.version, moment.lost, moment.paused) == (7, 3, "")
     assert moment.rate == pytest.approx(1.0)
 
 
-def test_a_run_that_was_resumed_had_no_trouble_with_its_server(file: File) -> None:
+def test_resumed_run_counts_no_restoration(file: File) -> None:
     file.append(HEADER, Joined(0.0, 0), Resumed(0.0), *updates(1, 8, 1.0), Ended(8.0, 8))
     moment = file.append(Restored(8.0, 5, HEADER, resumed=True))
     assert (moment.version, moment.lost, moment.restorations) == (5, 0, 0)
@@ -278,7 +280,7 @@ def test_a_run_that_was_resumed_had_no_trouble_with_its_server(file: File) -> No
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "async", "softsync:2"])
-def test_the_numbers_agree_with_the_summary(policy: str, file: File) -> None:
+def test_numbers_agree_with_the_summary(policy: str, file: File) -> None:
     trace = simulate(policy, Cluster.parse("50ms + exp:30ms"), RunSpec(workers=4, steps=60))
     moment, summary = file.append(trace.header, *trace.records), summarize(trace)
     assert moment.version == summary.updates
@@ -286,7 +288,7 @@ def test_the_numbers_agree_with_the_summary(policy: str, file: File) -> None:
     assert moment.dropped == moment.gradients - summary.fates[ACCEPTED]
 
 
-def test_nothing_grows_with_the_run(file: File) -> None:
+def test_memory_does_not_grow_with_the_run(file: File) -> None:
     def sizes() -> list[int]:
         fields = [getattr(file.live._state, name) for name in file.live._state.__slots__]
         kept = [value for value in fields if hasattr(value, "__len__")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Who is slow: always, sometimes or once; what was cut short counts as at least so long."""
+"""Which workers are slow; cancelled gradients only give lower bounds."""
 
 import pytest
 
@@ -13,11 +13,11 @@ from paceline.watch.slowness import Slowness, find_slow, measure_paces
 ACCEPTED, CANCELLED = Fate.ACCEPTED, Fate.CANCELLED
 
 
-def traced(times: dict[int, list[float]], cut: tuple[int, ...] = ()) -> Trace:
-    """Workers that took so long for their gradients, after one to warm up; some are cut short."""
+def traced(times: dict[int, list[float]], cancelled: tuple[int, ...] = ()) -> Trace:
+    """Return a trace of workers whose gradients took these times, after a warm-up."""
     records: list[Joined | Gradient] = []
     for worker, own in times.items():
-        fate = CANCELLED if worker in cut else ACCEPTED
+        fate = CANCELLED if worker in cancelled else ACCEPTED
         records += [Joined(0.0, worker), Gradient(100.0, worker, 1, 0, ACCEPTED, 0, 0.0, 100.0)]
         records += [
             Gradient(100.0 + i, worker, 1 + i, 0, fate, 0, 0.0, took_s)
@@ -26,12 +26,12 @@ def traced(times: dict[int, list[float]], cut: tuple[int, ...] = ()) -> Trace:
     return Trace(Header(source="run", policy="backup:1", workers=len(times)), records)
 
 
-def slow(times: dict[int, list[float]], cut: tuple[int, ...] = ()) -> Slowness:
-    return find_slow(measure_paces(traced(times, cut)))
+def slow(times: dict[int, list[float]], cancelled: tuple[int, ...] = ()) -> Slowness:
+    return find_slow(measure_paces(traced(times, cancelled)))
 
 
 def names(found: Slowness) -> tuple[list[int], list[int], list[int]]:
-    """Who is slow always, sometimes, once."""
+    """Return which workers are slow always, sometimes, once."""
     return (
         [pace.worker for pace, _ in found.always],
         [pace.worker for pace, _ in found.sometimes],
@@ -40,110 +40,110 @@ def names(found: Slowness) -> tuple[list[int], list[int], list[int]]:
 
 
 def late(found: Slowness) -> list[int]:
-    """Who is mostly too late."""
+    """Return which workers are usually too late."""
     return [pace.worker for pace, _ in found.too_late]
 
 
 EVEN = [1.0] * 10
 
 
-def test_nobody_is_slow_where_all_are_alike() -> None:
+def test_equal_workers_are_not_slow() -> None:
     assert names(slow({0: EVEN, 1: EVEN, 2: [1.2] * 10})) == ([], [], [])
 
 
-def test_a_median_well_above_that_of_the_others_is_always_slow() -> None:
+def test_worker_with_a_much_larger_median_is_always_slow() -> None:
     found = slow({0: EVEN, 1: EVEN, 2: [1.5] * 10, 3: [2.0] * 10})
     assert names(found) == ([3, 2], [], [])
     assert [others_s for _, others_s in found.always] == [1.0, 1.0]
 
 
-def test_who_is_alone_is_not_slower_than_others() -> None:
+def test_single_worker_is_not_slow() -> None:
     assert names(slow({0: EVEN})) == ([], [], [])
 
 
-def test_some_that_take_much_longer_than_its_own_median_are_sometimes() -> None:
+def test_worker_with_some_long_gradients_is_sometimes_slow() -> None:
     found = slow({0: EVEN, 1: [1.0, 5.0, 1.0, 1.0, 3.0, 1.0, 1.0]})
     assert names(found) == ([], [1], [])
-    [(_, answers)] = found.sometimes
-    assert [a.took_s for a in answers] == [5.0, 3.0]
+    [(_, timings)] = found.sometimes
+    assert [t.took_s for t in timings] == [5.0, 3.0]
 
 
-def test_what_costs_next_to_nothing_is_not_worth_a_word() -> None:
+def test_negligible_slowness_is_ignored() -> None:
     assert names(slow({0: EVEN, 1: [1.0] * 998 + [2.0, 2.0]})) == ([], [], [])
 
 
-def test_a_single_one_is_once_if_it_took_very_long() -> None:
+def test_single_very_long_gradient_is_reported_as_once() -> None:
     found = slow({0: EVEN, 1: [*EVEN, 12.0], 2: [*EVEN, 5.0]})
     assert names(found) == ([], [], [1])
-    [(_, answer)] = found.once
-    assert (answer.t, answer.took_s) == (111.0, 12.0)
+    [(_, timing)] = found.once
+    assert (timing.t, timing.took_s) == (111.0, 12.0)
 
 
-def test_warming_up_is_no_sign_of_anything() -> None:
+def test_warm_up_is_ignored() -> None:
     """The first gradient takes 100 s in all these traces."""
-    assert measure_paces(traced({0: EVEN}))[0].answers[0].took_s == 1.0
+    assert measure_paces(traced({0: EVEN}))[0].timings[0].took_s == 1.0
 
 
-def test_from_few_gradients_nothing_is_concluded() -> None:
+def test_too_few_gradients_are_not_judged() -> None:
     found = slow({0: EVEN, 1: [9.0] * 4})
     assert (found.judged, names(found)) == (1, ([], [], []))
 
 
-def test_what_was_cut_short_counts_as_at_least_so_long() -> None:
-    pace = measure_paces(traced({0: [3.0] * 10}, cut=(0,)))[0]
-    assert (pace.typical_s, pace.is_bound, pace.cut) == (3.0, True, 10)
+def test_cancelled_gradients_give_a_lower_bound() -> None:
+    pace = measure_paces(traced({0: [3.0] * 10}, cancelled=(0,)))[0]
+    assert (pace.typical_s, pace.is_bound, pace.cancelled) == (3.0, True, 10)
 
 
-def test_the_median_is_found_behind_what_was_cut_short() -> None:
-    """Three in four are cut at 1 s; those that may finish take 2 s, so half take at most 2 s."""
-    trace = traced({0: [1.0] * 30}, cut=(0,))
+def test_median_is_estimated_beyond_cancelled_gradients() -> None:
+    """Three in four are cancelled at 1 s; the others take 2 s, so half take at most 2 s."""
+    trace = traced({0: [1.0] * 30}, cancelled=(0,))
     finished = [Gradient(200.0, 0, 99, 0, ACCEPTED, 0, 0.0, 2.0)] * 10
     pace = measure_paces(Trace(trace.header, [*trace.records, *finished]))[0]
     assert (pace.typical_s, pace.is_bound) == (2.0, False)
 
 
-def test_a_single_one_that_was_let_finish_is_no_median() -> None:
-    trace = traced({0: [1.0] * 30}, cut=(0,))
+def test_single_finished_gradient_gives_no_median() -> None:
+    trace = traced({0: [1.0] * 30}, cancelled=(0,))
     finished = Gradient(200.0, 0, 99, 0, ACCEPTED, 0, 0.0, 50.0)
     pace = measure_paces(Trace(trace.header, [*trace.records, finished]))[0]
     assert (pace.typical_s, pace.is_bound) == (1.0, True)
 
 
 @pytest.mark.parametrize("bound_s", [0.5, 1.05, 9.0])
-def test_who_is_always_cut_short_is_too_late_and_not_called_slow(bound_s: float) -> None:
-    """Nobody has seen how long it takes."""
-    found = slow({0: EVEN, 1: EVEN, 2: [bound_s] * 10}, cut=(2,))
+def test_worker_that_is_always_cancelled_is_too_late_and_not_slow(bound_s: float) -> None:
+    """It is unknown how long its gradients take."""
+    found = slow({0: EVEN, 1: EVEN, 2: [bound_s] * 10}, cancelled=(2,))
     assert (names(found), late(found)) == (([], [], []), [2])
     assert [others_s for _, others_s in found.too_late] == [1.0]
 
 
-def test_nobody_is_slower_than_a_lower_bound() -> None:
-    """Worker 1 is cut short at 1 s: it may take as long as worker 0, or longer."""
-    assert names(slow({0: [2.0] * 10, 1: EVEN}, cut=(1,))) == ([], [], [])
+def test_no_worker_is_compared_with_a_lower_bound() -> None:
+    """Worker 1 is cancelled at 1 s: it may take as long as worker 0, or longer."""
+    assert names(slow({0: [2.0] * 10, 1: EVEN}, cancelled=(1,))) == ([], [], [])
     assert names(slow({0: [2.0] * 10, 1: EVEN})) == ([0], [], [])
 
 
-def test_what_is_longer_than_a_lower_bound_is_not_sometimes_slow() -> None:
-    """Seven are cut short at 1 s, three are whole: they may be what is usual."""
-    trace = traced({0: EVEN, 1: [1.0] * 7}, cut=(1,))
+def test_gradients_above_a_lower_bound_are_not_sometimes_slow() -> None:
+    """Seven are cancelled at 1 s and three finish: these may be typical."""
+    trace = traced({0: EVEN, 1: [1.0] * 7}, cancelled=(1,))
     whole = [Gradient(200.0, 1, 99, 0, ACCEPTED, 0, 0.0, took_s) for took_s in (9.0, 9.0, 9.5)]
     paces = measure_paces(Trace(trace.header, [*trace.records, *whole]))
     assert paces[1].is_bound
     assert names(find_slow(paces)) == ([], [], [])
 
 
-def test_who_is_always_slow_is_not_sometimes_slow_as_well() -> None:
+def test_always_slow_worker_is_not_sometimes_slow_too() -> None:
     uneven = [2.0, 2.0, 2.0, 2.0, 2.0, 5.0, 6.0]
     assert names(slow({0: EVEN, 1: uneven})) == ([1], [], [])
     assert names(slow({0: [2.0] * 10, 1: uneven})) == ([], [1], [])
 
 
-def test_who_is_between_two_others_is_not_slow() -> None:
+def test_worker_between_two_others_is_not_slow() -> None:
     assert names(slow({0: EVEN, 1: [1.3] * 10, 2: [2.0] * 10})) == ([2], [], [])
 
 
 @pytest.mark.parametrize("policy", ["sync", "deadline", "async", "ssp:2", "backup:1", "backup:3"])
-def test_the_worker_that_is_slow_by_design_is_found(policy: str) -> None:
+def test_worker_that_is_slow_by_design_is_found(policy: str) -> None:
     spec = RunSpec(workers=8, steps=400)
     trace = simulate(policy, Cluster.parse("45ms + exp:5ms; worker 6 x2"), spec)
     found = find_slow(measure_paces(trace))
@@ -153,14 +153,14 @@ def test_the_worker_that_is_slow_by_design_is_found(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["sync", "async", "delayed:1"])
-def test_hiccups_by_design_are_found_in_everybody(policy: str) -> None:
+def test_hiccups_by_design_are_found_in_all_workers(policy: str) -> None:
     spec = RunSpec(workers=4, steps=800)
     trace = simulate(policy, Cluster.parse("45ms + exp:5ms + 5% exp:500ms"), spec)
     always, sometimes, _ = names(find_slow(measure_paces(trace)))
     assert (always, sorted(sometimes)) == ([], [0, 1, 2, 3])
 
 
-def test_equal_workers_are_not_slow_however_many_are_dropped() -> None:
+def test_equal_workers_are_not_slow_however_many_gradients_are_dropped() -> None:
     spec = RunSpec(workers=8, steps=300)
     trace = simulate("backup:5", Cluster.parse("45ms + exp:5ms"), spec)
     found = find_slow(measure_paces(trace))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The numbers in a trace, against traces small enough to be summed up by hand."""
+"""Summaries of traces small enough to check by hand."""
 
 import msgspec
 import pytest
@@ -28,10 +28,10 @@ from paceline.watch.summary import (
     Spread,
     Summary,
     WorkerSummary,
-    how_it_ended,
+    end_reason,
+    kept_updates,
     outcomes,
     split,
-    standing_updates,
     summarize,
     without_lost,
 )
@@ -78,13 +78,13 @@ ASYNC = Trace(
         Ended(5.0, 4),
     ],
 )
-"""Two workers; worker 1 is under way when the run ends."""
+"""Two workers; worker 1 is still computing when the run ends."""
 
 SYNC = Header(source="run", policy="sync", workers=2, steps=3)
 
 
 def sync_round(update: int, turn: int, asked_at: float) -> list[Gradient | Update]:
-    """A second of two workers: one computes for all of it, the other for half of it."""
+    """Return a second of two workers: one computes all the time, the other half of it."""
     t, version = asked_at + 1.0, update - 1
     return [
         Gradient(t - 0.5, 0, turn, version, ACCEPTED, 0, asked_at, 0.5, 32),
@@ -113,15 +113,15 @@ LOST = Trace(
         Ended(6.0, 3),
     ],
 )
-"""The server dies after update 2, with update 3 in the making, and goes on from update 1."""
+"""The server dies after update 2 while update 3 is pending, and continues from update 1."""
 
 
 @pytest.mark.parametrize("trace", [BACKUP, ASYNC, LOST], ids=["backup", "async", "lost"])
-def test_the_traces_made_by_hand_could_be_real(trace: Trace) -> None:
+def test_handmade_traces_are_sound(trace: Trace) -> None:
     audit(trace)
 
 
-def test_the_time_of_updates_is_between_one_and_the_next() -> None:
+def test_step_time_is_the_time_between_updates() -> None:
     summary = summarize(BACKUP)  # made at 2 and at 6
     assert summary.updates == 2
     assert summary.seconds == 6.0
@@ -146,7 +146,7 @@ def test_staleness_is_that_of_accepted_gradients() -> None:
     assert summary.staleness_mean == 0.75
 
 
-def test_who_waits_is_idle_and_who_is_gone_is_not() -> None:
+def test_waiting_worker_is_idle_and_absent_worker_is_not() -> None:
     """Worker 2 is here for 4 s and asked for 2 of them; the others are asked all the time."""
     summary = summarize(BACKUP)
     assert [w.idle_share for w in summary.by_worker] == [0.0, 0.0, 0.5]
@@ -154,7 +154,7 @@ def test_who_waits_is_idle_and_who_is_gone_is_not() -> None:
 
 
 def test_only_late_work_is_wasted() -> None:
-    """4 s of worker 1, of 12.5 s that were computed; the last second was under way."""
+    """4 s of worker 1, of 12.5 s of computation; the last second was under way at the end."""
     assert summarize(BACKUP).wasted_share == pytest.approx(4 / 12.5)
 
 
@@ -180,7 +180,7 @@ def test_each_worker_has_its_own_numbers() -> None:
     assert zero.compute_s == Spread(
         mean=3.0, p50=3.0, p90=pytest.approx(3.8), p99=pytest.approx(3.98), max=4.0
     )
-    assert one.compute_s == Spread(4.0, 4.0, 4.0, 4.0, 4.0)  # what was given up is not the whole
+    assert one.compute_s == Spread(4.0, 4.0, 4.0, 4.0, 4.0)  # abandoned work has no full time
     assert (zero.wasted_share, two.wasted_share) == (0.0, 0.0)
 
 
@@ -194,21 +194,21 @@ def test_work_under_way_at_the_end_is_not_the_waste_of_a_worker() -> None:
 
 
 @pytest.mark.parametrize("policy", ["async", "softsync:2", "ssp:3", "sync", "delayed:1"])
-def test_a_rule_that_drops_nothing_wastes_nothing(policy: str) -> None:
+def test_policy_that_drops_nothing_wastes_nothing(policy: str) -> None:
     cluster = Cluster.parse("50ms + exp:30ms", "model=1MB,bandwidth=50MB,delay=1ms")
     summary = summarize(simulate(policy, cluster, RunSpec(workers=3, steps=40)))
     assert summary.wasted_share == 0.0
     assert summary.vain_bytes_per_update == 0.0
 
 
-def test_a_worker_that_finished_nothing_has_no_computation_time() -> None:
+def test_worker_that_finished_nothing_has_no_computation_time() -> None:
     records = [r for r in ASYNC.records if not isinstance(r, Gradient) or r.worker == 0]
     idle = summarize(Trace(ASYNC.header, records)).by_worker[1]
     assert idle == WorkerSummary(1, {}, 0, 0, None, 1.0, 0.0, 0.0, 0.0)
     assert idle.acceptance == 0.0
 
 
-def test_the_time_between_leaving_and_returning_is_nobodys_idleness() -> None:
+def test_absence_is_not_idleness() -> None:
     """Worker 0 is here for 1 s and for 2 s, and computes all of that."""
     trace = Trace(
         Header(source="run", policy="async", workers=1, steps=2),
@@ -232,32 +232,32 @@ def test_the_time_between_leaving_and_returning_is_nobodys_idleness() -> None:
     assert summary.step_s.max == 4.0
 
 
-def test_a_trace_without_an_end_breaks_off_unless_its_run_goes_on() -> None:
+def test_trace_without_an_end_breaks_off_unless_it_is_growing() -> None:
     header, records = BACKUP.header, BACKUP.records
     assert summarize(Trace(header, records[:-1])).ended == "the trace breaks off"
     assert summarize(Trace(header, records[:-1], is_growing=True)).ended == "still running"
     assert summarize(Trace(header, records, is_growing=True)).ended == "finished"
 
 
-def test_the_reason_of_the_end_is_told() -> None:
+def test_end_reason_is_reported() -> None:
     records = [*BACKUP.records[:-1], Ended(6.0, 2, reason="stalled: for a reason")]
     assert summarize(Trace(BACKUP.header, records)).ended == "stalled: for a reason"
 
 
 @pytest.mark.parametrize("records", [[], BACKUP.records[:6]], ids=["nothing", "no update"])
-def test_a_trace_without_updates_cannot_be_summed_up(records: list[object]) -> None:
+def test_trace_without_updates_has_no_summary(records: list[object]) -> None:
     with pytest.raises(TraceError, match="no update"):
         summarize(Trace(BACKUP.header, records))
 
 
-def test_an_update_that_took_no_time_has_no_finite_rate() -> None:
+def test_updates_in_zero_time_have_an_infinite_rate() -> None:
     trace = simulate("sync", Cluster.parse("0ms"), RunSpec(workers=2, steps=3))
     summary = summarize(trace)
     assert summary.updates_per_s == float("inf")
     assert (summary.idle_share, summary.wasted_share) == (0.0, 0.0)
 
 
-def test_a_summary_can_be_written_as_json_and_read_again() -> None:
+def test_summary_survives_json() -> None:
     summary = summarize(BACKUP)
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
 
@@ -265,15 +265,15 @@ def test_a_summary_can_be_written_as_json_and_read_again() -> None:
 # ---- restorations ----
 
 
-def test_only_updates_that_stand_are_counted() -> None:
+def test_only_kept_updates_are_counted() -> None:
     summary = summarize(LOST)
     assert summary.updates == 3
-    assert [u.t for u in standing_updates(split(LOST))] == [1.0, 5.0, 6.0]
+    assert [u.t for u in kept_updates(split(LOST))] == [1.0, 5.0, 6.0]
     assert summary.staleness == {0: 6}
     assert summary.contributions == 2.0
 
 
-def test_what_was_lost_is_told_for_each_restoration() -> None:
+def test_each_restoration_has_its_losses() -> None:
     summary = summarize(LOST)
     assert summary.lost_updates == 1
     assert summary.restorations == [
@@ -281,7 +281,7 @@ def test_what_was_lost_is_told_for_each_restoration() -> None:
     ]
 
 
-def test_the_time_that_lost_updates_took_is_time_of_the_run() -> None:
+def test_time_of_lost_updates_is_part_of_the_run() -> None:
     summary = summarize(LOST)
     assert summary.seconds == 6.0
     assert summary.updates_per_s == 0.5
@@ -296,8 +296,8 @@ def test_work_for_lost_updates_is_wasted_but_was_accepted() -> None:
     assert summary.acceptance == 1.0
 
 
-def test_what_was_lost_is_not_called_accepted() -> None:
-    """Of nine gradients one was for update 3, and two were for update 2, which was lost."""
+def test_lost_gradients_do_not_count_as_accepted() -> None:
+    """Of nine gradients, one was for the pending update 3, and two for the lost update 2."""
     summary = summarize(LOST)
     assert (summary.lost_gradients, outcomes(summary)) == (3, {"accepted": 6, "lost": 3})
     assert [outcomes(w) for w in summary.by_worker] == [
@@ -308,7 +308,7 @@ def test_what_was_lost_is_not_called_accepted() -> None:
     assert summary.samples == 192
 
 
-def test_what_the_end_came_before_is_lost_too() -> None:
+def test_gradients_for_an_update_after_the_end_are_lost() -> None:
     """It was accepted for update 2, which was never made."""
     early = Gradient(1.5, 0, 2, 1, ACCEPTED, 0, 1.0, 0.5, 7)
     records = [*begin(0.0), *sync_round(1, 1, 0.0), early, Stopped(2.0)]
@@ -318,12 +318,12 @@ def test_what_the_end_came_before_is_lost_too() -> None:
     assert summarize(Trace(SYNC, records, is_growing=True)).lost_gradients == 0  # not yet
 
 
-def test_nobody_is_here_while_there_is_no_server() -> None:
-    """Both are here for 2 s until the last update of each life; worker 0 works half of it."""
+def test_time_without_a_server_is_not_idleness() -> None:
+    """Both are here for 2 s in each segment; worker 0 works half of the time."""
     assert [w.idle_share for w in summarize(LOST).by_worker] == [0.5, 0.0]
 
 
-def test_updates_can_be_lost_again_and_again() -> None:
+def test_updates_can_be_lost_repeatedly() -> None:
     records = [
         *begin(0.0),
         *sync_round(1, 1, 0.0),
@@ -340,10 +340,10 @@ def test_updates_can_be_lost_again_and_again() -> None:
     assert summary.updates == 2
     assert [(r.version, r.lost) for r in summary.restorations] == [(2, 1), (1, 2)]
     assert summary.lost_updates == 3
-    assert [u.t for u in standing_updates(split(Trace(SYNC, records)))] == [1.0, 5.0]
+    assert [u.t for u in kept_updates(split(Trace(SYNC, records)))] == [1.0, 5.0]
 
 
-def test_a_restoration_right_before_the_end_leaves_what_stands() -> None:
+def test_restoration_right_before_the_end_keeps_earlier_updates() -> None:
     cut = next(i for i, r in enumerate(LOST.records) if isinstance(r, Restored))
     trace = Trace(SYNC, LOST.records[: cut + 1])
     summary = summarize(trace)
@@ -351,40 +351,40 @@ def test_a_restoration_right_before_the_end_leaves_what_stands() -> None:
     assert summary.ended == "the trace breaks off"
 
 
-def test_a_run_that_lost_all_its_updates_cannot_be_summed_up() -> None:
+def test_run_that_lost_all_updates_has_no_summary() -> None:
     records = [*begin(0.0), *sync_round(1, 1, 0.0), Restored(1.0, 0, SYNC)]
     with pytest.raises(TraceError, match="no update"):
         summarize(Trace(SYNC, records))
 
 
-def test_a_run_that_is_resumed_has_the_end_that_came_last() -> None:
+def test_resumed_run_has_the_last_end() -> None:
     stopped = [*begin(0.0), *sync_round(1, 1, 0.0), Ended(1.0, 1, reason="stopped")]
     goes_on = [*stopped, Restored(1.0, 1, SYNC), *begin(2.0), *sync_round(2, 2, 2.0)]
-    assert how_it_ended(Trace(SYNC, stopped)) == "stopped"
-    assert how_it_ended(Trace(SYNC, goes_on)) == "the trace breaks off"
+    assert end_reason(Trace(SYNC, stopped)) == "stopped"
+    assert end_reason(Trace(SYNC, goes_on)) == "the trace breaks off"
     summary = summarize(Trace(SYNC, [*goes_on, Ended(3.0, 2)]))
     assert (summary.updates, summary.ended, summary.lost_updates) == (2, "finished", 0)
 
 
-def test_a_run_that_was_resumed_with_another_policy_has_the_last() -> None:
+def test_resumed_run_has_the_last_policy() -> None:
     other = Header(source="run", policy="backup:1", workers=2, steps=5)
     records = [*begin(0.0), *sync_round(1, 1, 0.0), Restored(1.0, 1, other)]
     assert summarize(Trace(SYNC, records)).policy == "backup:1"
 
 
-def test_without_what_was_lost_each_update_is_there_once_with_what_went_into_it() -> None:
+def test_trace_without_losses_has_each_update_once() -> None:
     kept = without_lost(LOST)
     assert [u.update for u in kept.updates()] == [1, 2, 3]
     assert [g.t for g in kept.gradients()] == [0.5, 1.0, 4.5, 5.0, 5.5, 6.0]
     assert without_lost(BACKUP) == BACKUP
 
 
-def test_goodbyes_after_the_end_are_not_idleness() -> None:
+def test_leaving_after_the_end_is_not_idleness() -> None:
     """A real run's workers leave some time after the last update."""
     records = [*LOST.records[:-1], Left(60.0, 0), Left(60.0, 1), LOST.records[-1]]
     assert [w.idle_share for w in summarize(Trace(SYNC, records)).by_worker] == [0.5, 0.0]
 
 
-def test_a_summary_with_restorations_can_be_written_as_json_and_read_again() -> None:
+def test_summary_with_restorations_survives_json() -> None:
     summary = summarize(LOST)
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary

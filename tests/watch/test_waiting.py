@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whom a run waited for: nobody before the first report, then whoever ended each stretch."""
+"""Which worker each interval of waiting is charged to."""
 
 import pytest
 
@@ -23,16 +23,16 @@ from paceline.trace.schema import (
 )
 from paceline.watch.audit import audit
 from paceline.watch.summary import summarize
-from paceline.watch.waiting import IN_VAIN, waited_for, waits
+from paceline.watch.waiting import DEADLINE, waited_for, waits
 
 ACCEPTED, CANCELLED, NON_FINITE = Fate.ACCEPTED, Fate.CANCELLED, Fate.NON_FINITE
 
 
 def traced(policy: str, *records: Record, workers: int = 3, **header: object) -> Trace:
-    """A run of workers that join at 0; the trace is known to be sound."""
+    """Return a sound trace of workers that join at 0."""
     joined = [Joined(0.0, worker) for worker in range(workers)]
     head = Header(source="run", policy=policy, workers=workers, **header)
-    # It begins with as many as the rule needs; those beyond are told after that.
+    # The run begins once the policy has enough workers; the others join after that.
     for begin in range(1, workers + 1):
         trace = Trace(head, [*joined[:begin], Resumed(0.0), *joined[begin:], *records])
         try:
@@ -44,7 +44,7 @@ def traced(policy: str, *records: Record, workers: int = 3, **header: object) ->
     raise AssertionError
 
 
-def test_each_stretch_is_charged_to_who_ended_it() -> None:
+def test_each_interval_is_charged_to_the_worker_that_ended_it() -> None:
     trace = traced(
         "sync",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -59,7 +59,7 @@ def test_each_stretch_is_charged_to_who_ended_it() -> None:
     assert waited_for(trace) == {2: 8.0, 0: 2.0, 1: 1.5}
 
 
-def test_a_report_that_nobody_waits_for_ends_nothing() -> None:
+def test_report_on_an_old_version_ends_no_interval() -> None:
     """Worker 2 reports on an old version while worker 0 waits for worker 1."""
     trace = traced(
         "backup:1",
@@ -74,7 +74,7 @@ def test_a_report_that_nobody_waits_for_ends_nothing() -> None:
     assert waited_for(trace) == {1: 4.0}
 
 
-def test_who_leaves_and_lets_the_others_go_on_was_waited_for() -> None:
+def test_worker_whose_leaving_releases_the_others_is_charged() -> None:
     trace = traced(
         "sync",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -85,7 +85,7 @@ def test_who_leaves_and_lets_the_others_go_on_was_waited_for() -> None:
     assert waited_for(trace) == {1: 4.0}
 
 
-def test_a_gradient_that_is_not_finite_is_an_answer() -> None:
+def test_gradient_that_is_not_finite_ends_an_interval() -> None:
     trace = traced(
         "sync",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -96,7 +96,7 @@ def test_a_gradient_that_is_not_finite_is_an_answer() -> None:
     assert waited_for(trace) == {1: 2.0}
 
 
-def test_what_a_deadline_ends_was_waited_in_vain() -> None:
+def test_interval_ended_by_a_deadline_is_charged_to_the_deadline() -> None:
     trace = traced(
         "deadline:after=4s",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -105,10 +105,10 @@ def test_what_a_deadline_ends_was_waited_in_vain() -> None:
         Update(4.0, 1, (0, 1), 3),
         Gradient(4.0, 2, 1, 0, CANCELLED, 1, 0.0, 4.0, 0),
     )
-    assert waited_for(trace) == {IN_VAIN: 2.0, 1: 1.0}
+    assert waited_for(trace) == {DEADLINE: 2.0, 1: 1.0}
 
 
-def test_a_pause_is_not_waiting_for_work() -> None:
+def test_pause_does_not_count_as_waiting() -> None:
     trace = traced(
         "sync",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -124,7 +124,7 @@ def test_a_pause_is_not_waiting_for_work() -> None:
     assert waited_for(trace) == {1: 1.0 + 2.0}
 
 
-def test_nobody_is_waited_for_while_there_is_no_server() -> None:
+def test_time_without_a_server_does_not_count_as_waiting() -> None:
     header = Header(source="run", policy="sync", workers=2)
     trace = traced(
         "sync",
@@ -141,7 +141,7 @@ def test_nobody_is_waited_for_while_there_is_no_server() -> None:
     assert waited_for(trace) == {1: 0.5}
 
 
-def test_what_comes_after_the_last_update_is_nobodys_fault() -> None:
+def test_reports_after_the_last_update_are_not_charged() -> None:
     trace = traced(
         "backup:1",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -155,8 +155,8 @@ def test_what_comes_after_the_last_update_is_nobodys_fault() -> None:
     assert waited_for(trace) == {1: 1.0}
 
 
-def test_those_who_leave_after_the_end_were_not_waited_for() -> None:
-    """As all do, one after the other, when they have come to the ends of their scripts."""
+def test_leaving_after_the_end_is_not_charged() -> None:
+    """Workers leave one after the other when their scripts end."""
     trace = traced(
         "sync",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -172,7 +172,7 @@ def test_those_who_leave_after_the_end_were_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "delayed:1", "ssp:1"])
-def test_nobody_waits_for_anything_after_the_last_update(policy: str) -> None:
+def test_waiting_is_at_most_the_time_of_the_run(policy: str) -> None:
     spec = RunSpec(workers=4, steps=5)
     trace = simulate(policy, Cluster.parse("50ms + exp:10ms; worker 2 x3"), spec)
     *records, end = trace.records
@@ -181,8 +181,8 @@ def test_nobody_waits_for_anything_after_the_last_update(policy: str) -> None:
     assert sum(waited_for(after).values()) <= summarize(after).seconds
 
 
-def test_under_delayed_nobody_waits_before_somebody_has_nothing_more_to_do() -> None:
-    """Worker 0 computes for the second update meanwhile; from 2 on it has nothing to do."""
+def test_delayed_waits_only_when_a_worker_has_no_work_left() -> None:
+    """Worker 0 computes for the second update meanwhile; from 2 s on it has nothing to do."""
     trace = traced(
         "delayed:1",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -194,8 +194,8 @@ def test_under_delayed_nobody_waits_before_somebody_has_nothing_more_to_do() -> 
     assert waited_for(trace) == {1: 3.0}
 
 
-def test_under_ssp_whoever_lets_the_others_go_on_was_waited_for() -> None:
-    """Worker 0 is one gradient ahead at 1, and waits until worker 1 has its first."""
+def test_ssp_charges_the_worker_that_releases_the_others() -> None:
+    """Worker 0 is one gradient ahead at 1 s, and waits until worker 1 reports its first."""
     trace = traced(
         "ssp:0",
         Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
@@ -210,24 +210,24 @@ def test_under_ssp_whoever_lets_the_others_go_on_was_waited_for() -> None:
 
 
 @pytest.mark.parametrize("policy", ["async", "softsync:3", "batchsync:5", "softsync:3,lr=constant"])
-def test_rules_that_ask_again_at_once_wait_for_nobody(policy: str) -> None:
+def test_policies_without_barriers_never_wait(policy: str) -> None:
     trace = simulate(policy, Cluster.parse("50ms + exp:30ms"), RunSpec(workers=3, steps=40))
     assert not waits(policy)
     assert waited_for(trace) == {}
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "delayed:1", "ssp:1"])
-def test_rules_that_wait_are_charged_for_no_more_than_there_is(policy: str) -> None:
+def test_charges_never_exceed_the_time_of_the_run(policy: str) -> None:
     spec = RunSpec(workers=4, steps=100)
     trace = simulate(policy, Cluster.parse("50ms + exp:10ms; worker 2 x3"), spec)
     waited = waited_for(trace)
     assert waits(policy)
     assert 0 < sum(waited.values()) <= trace.records[-1].t
-    if policy != "backup:1":  # which does not wait for it
-        assert max(waited, key=lambda worker: waited[worker]) in (2, IN_VAIN)
+    if policy != "backup:1":  # it doesn't wait for the slow worker
+        assert max(waited, key=lambda worker: waited[worker]) in (2, DEADLINE)
 
 
-def test_the_sum_is_the_time_from_the_first_report_to_the_update() -> None:
+def test_charges_add_up_to_the_time_from_first_report_to_update() -> None:
     trace = simulate("sync", Cluster.parse("50ms + exp:30ms"), RunSpec(workers=5, steps=50))
     first: dict[int, float] = {}
     for gradient in trace.gradients():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A few lines at the foot of the terminal that tell how a run stands, while it runs.
+"""A live panel at the bottom of the terminal that shows the state of a run.
 
-They are drawn on standard error from the trace alone, whenever `tick` is called; there is no thread
-behind them. What processes print goes above them. When the panel is closed it is gone: the report
-of the run comes in its place.
+It is drawn on standard error from the trace alone, whenever `tick` is called, without a thread. The
+output of processes goes above it. When it is closed it disappears, and the report of the run takes
+its place.
 """
 
 from pathlib import Path
@@ -22,17 +22,17 @@ from paceline.watch.words import human_seconds, percent, plural, three_digits
 
 __all__ = ["Panel", "draw"]
 
-NARROW = 64  # columns; with fewer the bar has a line to itself
-LEAST_BAR = 8  # columns
-SILENT_S = 10.0  # without any news are worth a word
-SLOWER = 1.1  # times the median is worth a word
-MOST_SCALARS = 6
+NARROW = 64  # columns; with fewer the progress bar gets a line of its own
+BAR_MIN = 8  # columns
+SILENT_S = 10.0  # mention it if nothing happened for this long
+SLOWER = 1.1  # mention a worker that takes this many times the median
+SCALARS_MAX = 6
 
-Part = tuple[str, str]  # some words, and their style
+Part = tuple[str, str]  # text and style
 
 
 class Panel:
-    """Shows how a run stands at the foot of the terminal."""
+    """Shows the state of a run at the bottom of the terminal."""
 
     def __init__(self, settings: Settings, trace: Path, console: Console | None = None) -> None:
         self._settings = settings
@@ -48,30 +48,30 @@ class Panel:
         self._screen.start()
 
     def line(self, text: str, to: TextIO) -> None:
-        """Print a line above the panel; one for a stream that is no terminal goes there."""
+        """Print a line above the panel, or to its stream if that isn't a terminal."""
         if not (to.isatty() and self._console.is_terminal):
             to.write(f"{text}\n")
             to.flush()
             return
-        # Colours are kept; whatever would move the cursor is not.
+        # Keep colours, but remove whatever would move the cursor.
         self._console.print(
             Text.from_ansi(text), soft_wrap=True, markup=False, highlight=False, emoji=False
         )
 
     def tick(self) -> None:
-        """Read what is new in the trace, and draw."""
+        """Read what is new in the trace, and redraw."""
         now = monotonic()
         self._live.read(now)
         moment = self._live.moment(now)
         self._screen.update(draw(moment, self._settings, self._console.width), refresh=True)
 
     def close(self) -> None:
-        """Take the panel away; the terminal is as it was before."""
+        """Remove the panel and restore the terminal."""
         self._screen.stop()
 
 
 def draw(moment: Moment, settings: Settings, width: int) -> RenderableType:
-    """The panel, in so many columns."""
+    """Return the panel for a terminal of this width."""
     lines: list[RenderableType] = []
     head = _head(moment, settings)
     steps = settings.spec.steps
@@ -81,14 +81,14 @@ def draw(moment: Moment, settings: Settings, width: int) -> RenderableType:
         lines += _with_bar(ProgressBar(steps, min(moment.version, steps)), head, width)
     lines += _pack(_work(moment, settings), width)
     lines += _pack(_logged(moment), width)
-    lines += _pack(_trouble(moment), width)
+    lines += _pack(_problems(moment), width)
     return Group(*lines)
 
 
 def _with_bar(bar: ProgressBar, head: list[Part], width: int) -> list[RenderableType]:
-    """The bar and the numbers that belong to it, on one line if there is room."""
+    """Return the progress bar and its numbers, on one line if they fit."""
     numbers = _join(head)
-    is_wide = width >= max(NARROW, numbers.cell_len + 2 + LEAST_BAR)
+    is_wide = width >= max(NARROW, numbers.cell_len + 2 + BAR_MIN)
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column(ratio=1)
     if is_wide:
@@ -100,7 +100,7 @@ def _with_bar(bar: ProgressBar, head: list[Part], width: int) -> list[Renderable
 
 
 def _head(moment: Moment, settings: Settings) -> list[Part]:
-    """How far, how fast, how long yet."""
+    """Return the progress, the rate and the remaining time."""
     steps = settings.spec.steps
     of = "" if steps is None else f" of {steps:,}"
     parts = [(f"update {moment.version:,}{of}", "bold")]
@@ -112,7 +112,7 @@ def _head(moment: Moment, settings: Settings) -> list[Part]:
 
 
 def _work(moment: Moment, settings: Settings) -> list[Part]:
-    """Who works, and what becomes of it."""
+    """Return who works, and how much is dropped."""
     parts = [(f"{settings.policy}", "bold")]
     parts.append((f"{moment.workers} of {plural(settings.spec.workers, 'worker')}", ""))
     if moment.wanted > 1:
@@ -122,7 +122,7 @@ def _work(moment: Moment, settings: Settings) -> list[Part]:
     if moment.dropped:
         parts.append((f"{moment.dropped:,} dropped ({percent(moment.dropped_share)})", ""))
     if moment.staleness:
-        parts.append((f"gradients {moment.staleness:.1f} updates old", ""))
+        parts.append((f"gradients {moment.staleness:.1f} updates stale", ""))
     slowest = moment.slowest
     if slowest is not None and slowest.ratio >= SLOWER:
         least = ">" if slowest.is_bound else ""
@@ -132,28 +132,28 @@ def _work(moment: Moment, settings: Settings) -> list[Part]:
 
 
 def _logged(moment: Moment) -> list[Part]:
-    """What the scripts logged last."""
-    shown = list(moment.scalars.items())[:MOST_SCALARS]
+    """Return what the scripts logged last."""
+    shown = list(moment.scalars.items())[:SCALARS_MAX]
     return [
         (f"{name} not finite", "red") if value is None else (f"{name} {value:.4g}", "cyan")
         for name, value in shown
     ]
 
 
-def _trouble(moment: Moment) -> list[Part]:
-    """What is not as it should be."""
+def _problems(moment: Moment) -> list[Part]:
+    """Return what is wrong, or why nothing happens."""
     parts = []
     if moment.non_finite:
         parts.append((f"{plural(moment.non_finite, 'gradient')} not finite", "red"))
     if moment.restorations:
         lost = f"{plural(moment.lost, 'update')} lost" if moment.lost else "nothing lost"
-        parts.append((f"{plural(moment.restorations, 'restart')} of the server, {lost}", "yellow"))
+        parts.append((f"{plural(moment.restorations, 'server restart')}, {lost}", "yellow"))
     if moment.ended:
         parts.append((moment.ended, "bold"))
     elif moment.paused:
         parts.append((moment.paused, "yellow"))
     elif moment.silent_s >= SILENT_S:
-        parts.append((f"nothing has happened for {human_seconds(moment.silent_s)}", "yellow"))
+        parts.append((f"no news for {human_seconds(moment.silent_s)}", "yellow"))
     return parts
 
 
@@ -166,7 +166,7 @@ def _join(parts: list[Part]) -> Text:
 
 
 def _pack(parts: list[Part], width: int) -> list[Text]:
-    """Lines of whole parts, as many in each as fit; one that is too long for a line is cut."""
+    """Pack parts into lines of this width; a part that is too long for a line is cut."""
     lines: list[list[Part]] = []
     for part in parts:
         if lines and _join([*lines[-1], part]).cell_len <= width:

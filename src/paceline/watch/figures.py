@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Figures, drawn from plain numbers; the only room that imports matplotlib."""
+"""Draw figures from plain numbers and traces.
 
+matplotlib is an optional dependency (`paceline[plot]`), imported when the first figure is drawn.
+"""
+
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from paceline.core.events import Fate
@@ -15,21 +17,36 @@ from paceline.trace.schema import Trace
 from paceline.watch.curves import Target, curve
 from paceline.watch.summary import summarize
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 __all__ = ["check_ending", "draw_comparison", "draw_curves", "draw_plan", "save"]
 
-COLOURS = [*mpl.colormaps["tab10"].colors]  # type: ignore[attr-defined]  # colormaps are untyped
+COLOURS = [f"C{i}" for i in range(10)]  # matplotlib's default colours
 ENDINGS = (".png", ".svg", ".pdf")
-LATE_LABELS = {"cancel": "late work cancelled", "finish": "finished, then dropped"}
+LATE_LABELS = {"cancel": "late work cancelled", "finish": "late work finished"}
 
 
 def check_ending(path: Path | None) -> None:
-    """Raise unless a figure can be written in the format that the ending says."""
+    """Raise SpecError unless the ending of the path is a known figure format."""
     if path is not None and path.suffix.lower() not in ENDINGS:
         raise SpecError(f"a figure must end in .png, .svg or .pdf, got {path.name!r}")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write the figure; the ending says in which format."""
+def _new_figure(width: float, height: float) -> "Figure":
+    try:
+        module = import_module("matplotlib.figure")
+    except ImportError:
+        raise SpecError(
+            "figures need matplotlib; install it with: pip install 'paceline[plot]'"
+        ) from None
+    figure: Figure = module.Figure(figsize=(width, height), layout="constrained")
+    return figure
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write the figure in the format that the ending of the path names."""
     check_ending(path)
     try:
         figure.savefig(path, dpi=150)
@@ -45,12 +62,12 @@ def draw_plan(
     arrivals: ArrayLike | None,
     path: Path,
 ) -> None:
-    """Time of an update against N, time to the target against b, and how gradients arrive."""
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    """Draw update time against N, time to the target against b, and computation times."""
+    figure = _new_figure(13, 4)
     left, middle, right = figure.subplots(1, 3)
     for (late, values), colour in zip(step_s.items(), COLOURS, strict=False):
         left.plot(needed, values, color=colour, label=LATE_LABELS.get(late, late))
-    left.set(xlabel="N, gradients in an update", ylabel="time of an update (s)", ylim=(0, None))
+    left.set(xlabel="N, gradients per update", ylabel="time per update (s)", ylim=(0, None))
     left.legend(frameon=False)
     backups = [needed[-1] - n for n in needed]
     low, high = np.array(intervals).T
@@ -61,7 +78,7 @@ def draw_plan(
         backups[best], seconds[best], "o", color=COLOURS[3], label=f"best: b = {backups[best]}"
     )
     middle.axhline(seconds[-1], color="0.6", linewidth=0.8, linestyle="--", label="sync")
-    # Far from the best the time grows without end; what matters is around it.
+    # Far from the best b the time grows without bound, so show only what is near it.
     middle.set(xlabel="b, backup workers", ylabel="time to the target (s)")
     middle.set_ylim(0, 2 * seconds[-1])
     middle.legend(frameon=False)
@@ -69,13 +86,13 @@ def draw_plan(
         right.set_axis_off()
     else:
         _draw_survival(right, np.asarray(arrivals), "computation", COLOURS[0])
-        right.set(xlabel="computation time (s)", ylabel="share that takes longer")
+        right.set(xlabel="computation time (s)", ylabel="share taking longer")
     save(figure, path)
 
 
 def draw_comparison(traces: list[Trace], path: Path) -> None:
-    """How gradients arrive, how long updates take, and what becomes of the work, by policy."""
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    """Draw arrival times, update times and the use of the workers' time, by policy."""
+    figure = _new_figure(13, 4)
     left, middle, right = figure.subplots(1, 3)
     summaries = [summarize(trace) for trace in traces]
     for trace, summary, colour in zip(traces, summaries, COLOURS * 3, strict=False):
@@ -83,8 +100,8 @@ def draw_comparison(traces: list[Trace], path: Path) -> None:
         steps = np.diff([0.0, *(u.t for u in trace.updates())])
         _draw_survival(left, np.array(answers), summary.policy, colour)
         _draw_survival(middle, steps, summary.policy, colour)
-    left.set(xlabel="from asking to arrival (s), finished work", ylabel="share that takes longer")
-    middle.set(xlabel="time of an update (s)", ylabel="share that takes longer")
+    left.set(xlabel="from request to arrival (s), finished work", ylabel="share taking longer")
+    middle.set(xlabel="time per update (s)", ylabel="share taking longer")
     middle.legend(frameon=False, fontsize="small")
     rows = np.arange(len(summaries))
     busy = np.array([1 - s.idle_share for s in summaries])
@@ -103,8 +120,8 @@ def draw_comparison(traces: list[Trace], path: Path) -> None:
 
 
 def draw_curves(traces: list[Trace], name: str, target: Target | None, path: Path) -> None:
-    """What was logged under this name, against time and against updates, by policy."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    """Draw a logged scalar against time and against samples, by policy."""
+    figure = _new_figure(10, 4)
     left, right = figure.subplots(1, 2, sharey=True)
     for trace, colour in zip(traces, COLOURS * 3, strict=False):
         points = curve(trace, name)
@@ -122,8 +139,8 @@ def draw_curves(traces: list[Trace], name: str, target: Target | None, path: Pat
     save(figure, path)
 
 
-def _draw_survival(axes: Axes, values: ArrayLike, label: str, colour: tuple[float, ...]) -> None:
-    """The share that takes longer, on logarithmic axes, where tails can be seen."""
+def _draw_survival(axes: "Axes", values: ArrayLike, label: str, colour: str) -> None:
+    """Draw the share that takes longer, on logarithmic axes, which show the tail."""
     ordered = np.sort(np.asarray(values))
     share = 1 - np.arange(len(ordered)) / len(ordered)
     axes.step(ordered, share, color=colour, label=label, where="pre")

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The numbers of the moment, from a trace that is still being written.
+"""The current numbers of a run, from a trace that is still being written.
 
-`Live.read` takes in the whole lines that were added since the last call, and never fails: a file
-that is not there yet, a line that is torn or cannot be understood, a file that was begun anew are
-all expected. It keeps a few recent numbers for each worker and nothing that grows with the run.
-
-It reads no clock: the caller says what time it is.
+`Live.read` reads what was added since the last call and never fails: a missing file, an unfinished
+or bad line, and a file that was replaced are all expected. It keeps a few recent numbers for each
+worker and nothing that grows with the run. It reads no clock: the caller passes the time.
 """
 
 from collections import deque
@@ -29,14 +27,14 @@ from paceline.trace.schema import (
 
 __all__ = ["Live", "Moment", "Slowest"]
 
-WINDOW_S = 5.0  # of the trace's time, over which the rate is taken
+WINDOW_S = 5.0  # of the trace's time, over which the rate is measured
 MARKS = 50  # in the window
-LEAST_MARKS = 3  # however slow the run is, so that there is a rate
-LAG_S = 2.0  # the file may be behind by so much without anything being wrong
-RECENT = 20  # gradients of a worker
-LEAST_RECENT = 3  # of them, to be compared
+MARKS_MIN = 3  # so that even a slow run has a rate
+LAG_S = 2.0  # by which the file may be behind
+RECENT = 20  # gradients kept for each worker
+RECENT_MIN = 3  # of them, to compare workers
 RECENT_STALENESS = 64  # gradients
-MOST_SCALARS = 16
+SCALARS_MAX = 16
 
 READ_BYTES = 8 << 20  # in one call; a reader that starts late catches up over several calls
 
@@ -45,20 +43,20 @@ DROPPED = (Fate.LATE, Fate.CANCELLED, Fate.STALE)
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The worker that is slowest of late."""
+    """The worker that has been slowest recently."""
 
     worker: int
-    mean_s: float  # of its recent gradients; those that were cut short count as they are
+    mean_s: float  # of its recent gradients; cancelled ones count with the time they ran
     ratio: float  # to the median of all workers
-    is_bound: bool = False  # whether it takes at least as long, for some were cut short
+    is_bound: bool = False  # whether `mean_s` is a lower bound, because some were cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How a run stands."""
+    """The state of a run at one moment."""
 
     version: int
-    rate: float | None  # updates a second of late; None: not known yet
+    rate: float | None  # recent updates per second; None: not known yet
     left_s: float | None  # until the last update at this rate; None: not known
     contributors: int  # to the newest update
     wanted: int
@@ -67,28 +65,28 @@ class Moment:
     non_finite: int
     workers: int  # here
     slowest: Slowest | None
-    staleness: float  # of recent gradients that were accepted
-    scalars: dict[str, float | None]  # the last that was logged of each
-    paused: str  # why; empty: it goes on
+    staleness: float  # mean over recent accepted gradients
+    scalars: dict[str, float | None]  # the last value of each
+    paused: str  # why; empty: it isn't paused
     restorations: int  # of a server that was killed
     lost: int  # updates, with such a server
-    ended: str  # how; empty: it has not
+    ended: str  # how; empty: it hasn't
     silent_s: float  # since the trace last grew
 
     @property
     def dropped_share(self) -> float:
-        """Of the gradients whose fate is known."""
+        """The share of gradients that were dropped."""
         return self.dropped / self.gradients if self.gradients else 0.0
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known from the lines so far."""
+    """What is known from the records so far."""
 
     version: int = 0
     time: float = 0.0  # of the newest record
-    made: int = 0  # updates, lost ones too
-    made_at: float = 0.0  # when the newest of them was
+    made: int = 0  # updates, including lost ones
+    made_at: float = 0.0  # time of the newest of them
     contributors: int = 0
     wanted: int = 0
     gradients: int = 0
@@ -99,16 +97,16 @@ class _State:
     lost: int = 0
     ended: str = ""
     here: dict[int, deque[tuple[float, bool]]] = field(default_factory=dict)
-    """Of those who are here, how long recent gradients took, and whether they were cut short."""
-    fresh: set[int] = field(default_factory=set)  # those here whose first gradient is to come
+    """For each worker that is here: how long recent gradients took, and if they were cancelled."""
+    fresh: set[int] = field(default_factory=set)  # workers here that have no gradient yet
     staleness: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STALENESS))
     scalars: dict[str, float | None] = field(default_factory=dict)
     marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS + 2))
-    """Times since the run last went on, and how many updates had been made by then."""
+    """Times since the run last resumed, and how many updates had been made by then."""
 
 
 class Live:
-    """Follows the trace of a run; `steps` is how many updates it is to make, if that is known."""
+    """Follows the trace of a run that makes `steps` updates; None: not known."""
 
     def __init__(self, path: Path, steps: int | None = None) -> None:
         self._reader = TraceReader(path)
@@ -118,7 +116,7 @@ class Live:
         self._grew_at: float | None = None
 
     def read(self, now: float) -> None:
-        """Read what was added to the file; `now` is in seconds on any clock of the caller's."""
+        """Read what was added to the file; `now` is in seconds on any clock."""
         before = self._reader.offset
         records = self._reader.read(READ_BYTES)
         if self._reader.generation != self._generation:
@@ -128,10 +126,10 @@ class Live:
         if self._grew_at is None or self._reader.offset > before:
             self._grew_at = now
         for record in records:
-            _book(self._state, record)
+            _add(self._state, record)
 
     def moment(self, now: float) -> Moment:
-        """How the run stands, by what was read."""
+        """Return the state of the run, as far as it was read."""
         state = self._state
         silent_s = 0.0 if self._grew_at is None else max(0.0, now - self._grew_at)
         rate = _rate(state, state.time + silent_s)
@@ -159,14 +157,13 @@ class Live:
         )
 
 
-def _book(state: _State, record: Record) -> None:
-    """Take in one record."""
+def _add(state: _State, record: Record) -> None:
     state.time = max(state.time, record.t)
     match record:
         case Gradient():
-            _book_gradient(state, record)
+            _add_gradient(state, record)
         case Update():
-            _book_update(state, record)
+            _add_update(state, record)
         case Joined():
             state.here[record.worker] = deque(maxlen=RECENT)
             state.fresh.add(record.worker)
@@ -185,7 +182,7 @@ def _book(state: _State, record: Record) -> None:
             else:
                 state.restorations += 1
                 state.lost += max(0, state.version - record.version)
-                state.paused = "the server is back; waiting for workers"
+                state.paused = "server restarted; waiting for workers"
             state.version = record.version
             state.ended = ""
             state.here.clear()
@@ -196,35 +193,35 @@ def _book(state: _State, record: Record) -> None:
             pass
 
 
-def _book_gradient(state: _State, record: Gradient) -> None:
+def _add_gradient(state: _State, record: Gradient) -> None:
     state.gradients += 1
     state.dropped += record.fate in DROPPED
     state.non_finite += record.fate is Fate.NON_FINITE
     if record.fate is Fate.ACCEPTED:
         state.staleness.append(record.staleness)
     if record.worker in state.fresh:
-        state.fresh.discard(record.worker)  # it warmed up, which says nothing
+        state.fresh.discard(record.worker)  # a warm-up
     elif record.worker in state.here and record.fate is not Fate.DUPLICATE:
         state.here[record.worker].append((record.compute_s, record.fate is Fate.CANCELLED))
 
 
-def _book_update(state: _State, record: Update) -> None:
+def _add_update(state: _State, record: Update) -> None:
     state.version = record.update
     state.made += 1
     state.made_at = record.t
     state.contributors, state.wanted = len(record.contributors), record.wanted
     state.scalars |= record.scalars
-    for name in list(state.scalars)[:-MOST_SCALARS]:
+    for name in list(state.scalars)[:-SCALARS_MAX]:
         del state.scalars[name]
     marks = state.marks
     if not marks or record.t - marks[-1][0] >= WINDOW_S / MARKS:
         marks.append((record.t, state.made))
-        while len(marks) > LEAST_MARKS and marks[1][0] <= record.t - WINDOW_S:
+        while len(marks) > MARKS_MIN and marks[1][0] <= record.t - WINDOW_S:
             marks.popleft()
 
 
 def _rate(state: _State, now: float) -> float | None:
-    """Updates a second of late; it falls once the next one is overdue."""
+    """Return recent updates per second; the rate falls once the next update is overdue."""
     if not state.marks:
         return None
     began, before = state.marks[0]
@@ -239,7 +236,7 @@ def _slowest(recent: dict[int, deque[tuple[float, bool]]]) -> Slowest | None:
     means = {
         worker: fmean(took_s for took_s, _ in own)
         for worker, own in recent.items()
-        if len(own) >= LEAST_RECENT
+        if len(own) >= RECENT_MIN
     }
     if len(means) < 2:
         return None
@@ -247,5 +244,5 @@ def _slowest(recent: dict[int, deque[tuple[float, bool]]]) -> Slowest | None:
     typical_s = median_low(means.values())
     if typical_s <= 0:
         return None
-    is_bound = any(is_cut for _, is_cut in recent[worker])
+    is_bound = any(is_cancelled for _, is_cancelled in recent[worker])
     return Slowest(worker, means[worker], means[worker] / typical_s, is_bound)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How a run went, in plain words: how far, how fast, what came between, who left and came back.
-
-These are the first lines of its report.
-"""
+"""The first lines of a run's report: how far and how fast it went, interruptions, departures."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -24,9 +21,9 @@ from paceline.watch.summary import (
     BREAKS_OFF,
     RUNNING,
     Restoration,
-    Stretch,
+    Segment,
     Summary,
-    standing_updates,
+    kept_updates,
 )
 from paceline.watch.words import (
     human_seconds,
@@ -38,56 +35,54 @@ from paceline.watch.words import (
     times,
 )
 
-__all__ = ["NAMED", "WORTH_TELLING", "course", "goings"]
+__all__ = ["NAMED", "WORTH_MENTIONING", "departures", "narrate"]
 
-NAMED = 5  # workers, or losses, that are named one by one
-WORTH_TELLING = 0.01  # of the time or of the work; less is not worth a word
-OLD = 0.05  # updates; less is rounded to nothing
+NAMED = 5  # workers, or losses, that are listed one by one
+WORTH_MENTIONING = 0.01  # share of the time or of the work below which nothing is said
+STALE = 0.05  # updates; less would be rounded to 0.0
 
 
-def course(trace: Trace, stretches: list[Stretch], summary: Summary) -> list[str]:
-    """How a run went that made at least one update."""
-    rate = f"{three_digits(summary.updates_per_s)} a second, " if summary.seconds else ""
+def narrate(trace: Trace, segments: list[Segment], summary: Summary) -> list[str]:
+    """Tell how a run went that made at least one update."""
+    rate = f" ({three_digits(summary.updates_per_s)}/s)" if summary.seconds else ""
     lines = [
         f"{summary.policy} with {plural(summary.workers, 'worker')}: "
-        f"{plural(summary.updates, 'update')} in {human_seconds(summary.seconds)}, {rate}"
-        f"{plural(summary.samples, 'sample')}; {_ending(stretches, summary)}."
+        f"{plural(summary.updates, 'update')} in {human_seconds(summary.seconds)}{rate}, "
+        f"{plural(summary.samples, 'sample')}; {_ending(segments, summary)}."
     ]
-    if logged := _logged(stretches):
-        lines.append(f"Logged last: {', '.join(logged)}.")
-    if summary.staleness_mean >= OLD:
-        lines.append(f"Gradients were {summary.staleness_mean:.1f} updates old on average.")
-    if summary.wasted_share >= WORTH_TELLING:
-        lines.append(
-            f"{percent(summary.wasted_share)} of the computing came to nothing: dropped, cut short "
-            "or lost."
-        )
+    if logged := _logged(segments):
+        lines.append(f"Last logged: {', '.join(logged)}.")
+    if summary.staleness_mean >= STALE:
+        lines.append(f"Gradients were {summary.staleness_mean:.1f} updates stale on average.")
+    if summary.wasted_share >= WORTH_MENTIONING:
+        share = percent(summary.wasted_share)
+        lines.append(f"{share} of the computation was wasted: dropped, cancelled or lost.")
     lines += _restorations(summary)
-    for before, after in pairwise(stretches):
+    for before, after in pairwise(segments):
         if before.header.policy != after.header.policy:
-            lines.append(f"Until update {before.kept:,} the policy was {before.header.policy}.")
+            lines.append(f"The policy was {before.header.policy} until update {before.kept:,}.")
     return lines + _pauses(trace)
 
 
-def _ending(stretches: list[Stretch], summary: Summary) -> str:
-    """Finished; or how far it came: stopped at update 10 of 1,000."""
+def _ending(segments: list[Segment], summary: Summary) -> str:
+    """Return how a run ended, and where: "stopped at update 10 of 1,000"."""
     if summary.ended == FINISHED:
         return FINISHED
-    steps = stretches[-1].header.steps
+    steps = segments[-1].header.steps
     of = "" if steps is None else f" of {steps:,}"
-    where = f" at update {standing_updates(stretches)[-1].update:,}{of}"
+    where = f" at update {kept_updates(segments)[-1].update:,}{of}"
     if summary.ended == STOPPED:
-        why = ": all workers had left" if _is_deserted(stretches[-1]) else ""
+        why = ": all workers had left" if _is_deserted(segments[-1]) else ""
         return f"{STOPPED}{where}{why}"
     if summary.ended in (BREAKS_OFF, RUNNING):
         return f"{summary.ended}{where}"
     return f"failed{where}: {summary.ended}"
 
 
-def _is_deserted(stretch: Stretch) -> bool:
-    """Whether nobody was here any more when the run was told to stop."""
+def _is_deserted(segment: Segment) -> bool:
+    """Return whether all workers had left when the run was stopped."""
     here: set[int] = set()
-    for record in stretch.records:
+    for record in segment.records:
         match record:
             case Joined():
                 here.add(record.worker)
@@ -100,25 +95,25 @@ def _is_deserted(stretch: Stretch) -> bool:
     return False
 
 
-def _logged(stretches: list[Stretch]) -> list[str]:
-    """What the scripts logged, each in its last value."""
+def _logged(segments: list[Segment]) -> list[str]:
+    """Return the last value of everything that the scripts logged."""
     last: dict[str, float | None] = {}
-    for update in standing_updates(stretches):
+    for update in kept_updates(segments):
         last |= update.scalars
     return [f"{name} {'not finite' if v is None else f'{v:.4g}'}" for name, v in last.items()]
 
 
 def _restorations(summary: Summary) -> list[str]:
-    """What somebody resumed, and what was restored because a server was killed."""
+    """Tell how often the run was resumed, and how often its server was killed and restored."""
     lines = []
     if resumed := [r for r in summary.restorations if r.resumed]:
-        in_all = " in all" if len(resumed) > 1 else ""
-        after = f", after {human_seconds(_down_s(resumed))}{in_all}" if _down_s(resumed) else ""
+        in_total = " in total" if len(resumed) > 1 else ""
+        after = f", after {human_seconds(_down_s(resumed))}{in_total}" if _down_s(resumed) else ""
         lines.append(f"The run was resumed {times(len(resumed))}{after}{_lost(resumed, summary)}")
     if restored := [r for r in summary.restorations if not r.resumed]:
-        without = f", {human_seconds(_down_s(restored))} without one" if _down_s(restored) else ""
+        down = f" ({human_seconds(_down_s(restored))} down)" if _down_s(restored) else ""
         count = times(len(restored))
-        lines.append(f"The server was restored {count}{without}{_lost(restored, summary)}")
+        lines.append(f"The server was restored {count}{down}{_lost(restored, summary)}")
     return lines
 
 
@@ -127,7 +122,7 @@ def _down_s(found: list[Restoration]) -> float:
 
 
 def _lost(found: list[Restoration], summary: Summary) -> str:
-    """The end of the sentence: which updates it cost."""
+    """Return the end of the sentence: which updates were lost."""
     lost = [r for r in found if r.lost]
     if not lost:
         return "; no update was lost."
@@ -137,11 +132,11 @@ def _lost(found: list[Restoration], summary: Summary) -> str:
     ]
     if len(lost) > NAMED:
         which.append("others")
-    made_again = summary.updates >= max(r.version + r.lost for r in lost)
-    again = " and made again" if made_again else ""
+    is_redone = summary.updates >= max(r.version + r.lost for r in lost)
+    redone = " and redone" if is_redone else ""
     count = sum(r.lost for r in lost)
     be = "was" if count == 1 else "were"
-    return f": {plural(count, 'update')} ({join_words(which)}) {be} lost{again}."
+    return f": {plural(count, 'update')} ({join_words(which)}) {be} lost{redone}."
 
 
 def _pauses(trace: Trace) -> list[str]:
@@ -151,48 +146,46 @@ def _pauses(trace: Trace) -> list[str]:
         return []
     lasted = [(b.t - a.t, a.reason) for a, b in pairwise(marks) if isinstance(a, Paused)]
     if not lasted:
-        return [f"Paused {times(len(pauses))}, and did not go on: {pauses[-1].reason}."]
+        return [f"Paused {times(len(pauses))} and never resumed: {pauses[-1].reason}."]
     longest_s, reason = max(lasted)
     total = f"for {human_seconds(sum(s for s, _ in lasted))}"
     if len(lasted) > 1:
-        total += f" in all, the longest for {human_seconds(longest_s)}"
+        total += f" in total, at most {human_seconds(longest_s)} at a time"
     return [f"Paused {times(len(pauses))} {total}: {reason}."]
 
 
-# ----------------------------------------------------------------------------- who left and came
+# --------------------------------------------------------------------------------- departures
 
 
 @dataclass(slots=True)
-class _Going:
-    """What is known of the comings and goings of a worker."""
+class _Presence:
+    """How often a worker left and came back."""
 
     left: list[Left] = field(default_factory=list)
     returned: int = 0
 
 
-def goings(stretches: list[Stretch], began_at: float) -> list[str]:
-    """Who never joined, who left, and who came back, in a run that began at this time."""
-    found: dict[int, _Going] = defaultdict(_Going)
+def departures(segments: list[Segment], start: float) -> list[str]:
+    """Tell who never joined, who left and who came back, in a run that began at `start`."""
+    found: dict[int, _Presence] = defaultdict(_Presence)
     joined: set[int] = set()
-    for stretch in stretches:
-        _add_goings(stretch.records, found, joined)
+    for segment in segments:
+        _add_departures(segment.records, found, joined)
     lines = []
-    if missing := sorted(set(range(stretches[-1].header.workers)) - joined):
+    if missing := sorted(set(range(segments[-1].header.workers)) - joined):
         lines.append(f"{named_workers(missing, NAMED)} never joined.")
-    gone = {worker: going for worker, going in sorted(found.items()) if going.left}
+    gone = {worker: presence for worker, presence in sorted(found.items()) if presence.left}
     if len(gone) > NAMED:
-        left, returned = (sum(c) for c in zip(*(_counts(g) for g in gone.values()), strict=True))
-        [(reason, _)] = Counter(e.reason for g in gone.values() for e in g.left).most_common(1)
-        why = f", mostly: {reason}" if reason else ""
-        return [
-            *lines,
-            f"{len(gone)} workers left, {left} times in all, and came back {returned} times{why}.",
-        ]
-    return [*lines, *(_going(worker, going, began_at) for worker, going in gone.items())]
+        left, returned = (sum(c) for c in zip(*(_counts(p) for p in gone.values()), strict=True))
+        [(reason, _)] = Counter(e.reason for p in gone.values() for e in p.left).most_common(1)
+        back = f"came back {times(returned)}" if returned else "did not come back"
+        why = f"; most common reason: {reason}" if reason else ""
+        return [*lines, f"{len(gone)} workers left {left} times in total and {back}{why}."]
+    return [*lines, *(_departure(worker, presence, start) for worker, presence in gone.items())]
 
 
-def _add_goings(records: list[Record], found: dict[int, _Going], joined: set[int]) -> None:
-    """Who left before the end of this life of the server; to leave after it is no news."""
+def _add_departures(records: list[Record], found: dict[int, _Presence], joined: set[int]) -> None:
+    """Add who left in this segment; leaving after the end is normal, and doesn't count."""
     ends = [r.t for r in records if isinstance(r, Ended)]
     for record in records:
         if isinstance(record, Joined):
@@ -203,15 +196,15 @@ def _add_goings(records: list[Record], found: dict[int, _Going], joined: set[int
             found[record.worker].left.append(record)
 
 
-def _counts(going: _Going) -> tuple[int, int]:
-    return len(going.left), going.returned
+def _counts(presence: _Presence) -> tuple[int, int]:
+    return len(presence.left), presence.returned
 
 
-def _going(worker: int, going: _Going, began_at: float) -> str:
-    left, returned = _counts(going)
-    reasons = join_words(list(dict.fromkeys(e.reason for e in going.left if e.reason)))
+def _departure(worker: int, presence: _Presence, start: float) -> str:
+    left, returned = _counts(presence)
+    reasons = join_words(list(dict.fromkeys(e.reason for e in presence.left if e.reason)))
     why = f" ({reasons})" if reasons else ""
-    left_at = going.left[0].t - began_at
+    left_at = presence.left[0].t - start
     when = f"at {human_seconds(left_at)}" if left_at >= 0 else "before the run began"
     if left > 1:
         when = times(left)
@@ -219,4 +212,4 @@ def _going(worker: int, going: _Going, began_at: float) -> str:
         back = "and came back" if left == 1 else "and came back each time"
     else:
         back = f"and came back {times(returned)}" if returned else "and did not come back"
-    return f"Worker {worker} left {when}{why}, {back}."
+    return f"Worker {worker} left {when}{why} {back}."

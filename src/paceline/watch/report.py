@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A run in plain words, from its trace alone: how it went, who was slow, who was waited for.
+"""Report a run in words, from its trace alone: how it went, who was slow, who was waited for.
 
-What there is nothing to say about is not mentioned. The lines are plain text for any terminal or
-file; what the numbers in them mean is said in `summary`, `slowness` and `waiting`.
+Whatever is unremarkable is left out. The lines are plain text for any terminal or file. `summary`,
+`slowness` and `waiting` define the numbers in them.
 """
 
 from collections import Counter
@@ -11,71 +11,71 @@ from statistics import median_low
 
 from paceline.core.events import Fate
 from paceline.trace.schema import Header, Trace
-from paceline.watch.narrative import NAMED, WORTH_TELLING, course, goings
-from paceline.watch.slowness import Answer, Pace, Slowness, find_slow, measure_paces
+from paceline.watch.narrative import NAMED, WORTH_MENTIONING, departures, narrate
+from paceline.watch.slowness import Pace, Slowness, Timing, find_slow, measure_paces
 from paceline.watch.summary import (
     RUNNING,
     Summary,
-    began,
-    how_it_ended,
+    end_reason,
+    kept_updates,
     outcomes,
     split,
-    standing_updates,
+    start_time,
     summarize,
 )
-from paceline.watch.waiting import IN_VAIN, waited_for, waits
+from paceline.watch.waiting import DEADLINE, waited_for, waits
 from paceline.watch.words import human_seconds, named_workers, percent, plural
 
 __all__ = ["report"]
 
-ROWS = 16  # workers in the table; of more, those that were waited for or dropped most
+ROWS = 16  # workers in the table; if there are more, the ones that cost most time and work
 
-STANDS_OUT = 1.5  # times an even part of the waiting; whoever has less is not named
-UNEVEN = 0.5  # of an even share in what was learnt; less is told
+STANDS_OUT = 1.5  # a worker is named if it was waited for this many times an even share
+UNEVEN = 0.5  # a worker is named if it contributed less than this many times an even share
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a run is told from."""
+class _Findings:
+    """What the report is made from."""
 
-    header: Header  # what was run in the end
+    header: Header  # of the last segment
     summary: Summary
     waited: dict[int, float]
     paces: dict[int, Pace]
 
 
 def report(trace: Trace) -> list[str]:
-    """The lines of the report; for a run without any update only why there is none."""
-    stretches = split(trace)
-    if not standing_updates(stretches):
-        return [_nothing(how_it_ended(trace)), *goings(stretches, began(trace))]
+    """Return the lines of the report."""
+    segments, start = split(trace), start_time(trace)
+    if not kept_updates(segments):
+        return [_without_updates(end_reason(trace)), *departures(segments, start)]
     summary, waited, paces = summarize(trace), waited_for(trace), measure_paces(trace)
-    told = _Told(stretches[-1].header, summary, waited, paces)
+    findings = _Findings(segments[-1].header, summary, waited, paces)
     return [
-        *course(trace, stretches, summary),
-        *goings(stretches, began(trace)),
+        *narrate(trace, segments, summary),
+        *departures(segments, start),
         "",
-        *_table(told),
+        *_table(findings),
         "",
         *_slowness(find_slow(paces)),
-        *_waiting(told),
+        *_waiting(findings),
         *_shares({w.worker: w.samples for w in summary.by_worker}),
     ]
 
 
-def _nothing(ended: str) -> str:
-    if ended == RUNNING:
-        return f"The run has made no update yet; {RUNNING}."
-    return f"The run made no update; it ended: {ended}."
+def _without_updates(reason: str) -> str:
+    if reason == RUNNING:
+        return f"The run is {RUNNING} and has made no updates yet."
+    return f"The run made no updates ({reason})."
 
 
 # ------------------------------------------------------------------------------------- the table
 
 
-def _table(told: _Told) -> list[str]:
-    """The fates of every worker's gradients, its typical time, and how long it was waited for."""
-    waited, paces = told.waited, told.paces
-    counts = {own.worker: outcomes(own) for own in told.summary.by_worker}
+def _table(findings: _Findings) -> list[str]:
+    """Return a row per worker: fates of its gradients, typical time, time it was waited for."""
+    waited, paces = findings.waited, findings.paces
+    counts = {own.worker: outcomes(own) for own in findings.summary.by_worker}
     seen = Counter(fate for own in counts.values() for fate in own)
     fates = ["accepted", *(f for f in (*Fate, "lost") if f != "accepted" and f in seen)]
     shown = _worst_first(counts, waited)
@@ -100,14 +100,14 @@ def _table(told: _Told) -> list[str]:
 
 
 def _worst_first(counts: dict[int, Counter[str]], waited: dict[int, float]) -> list[int]:
-    """By the share that each has in the waiting and in what was dropped."""
+    """Sort workers by their share in the waiting and in the dropped gradients."""
     dropped = {w: own.total() - own["accepted"] for w, own in counts.items()}
     all_waited, all_dropped = sum(waited.values()) or 1.0, sum(dropped.values()) or 1
 
-    def fault(worker: int) -> float:
+    def cost(worker: int) -> float:
         return waited.get(worker, 0.0) / all_waited + dropped[worker] / all_dropped
 
-    return sorted(counts, key=lambda worker: (-fault(worker), worker))
+    return sorted(counts, key=lambda worker: (-cost(worker), worker))
 
 
 def _seconds(seconds: float) -> str:
@@ -115,7 +115,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
+    """Align the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -124,133 +124,136 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------ who was slow
+# ------------------------------------------------------------------------------------ slow workers
 
 
 def _slowness(slow: Slowness) -> list[str]:
     if not slow.judged:
-        return ["Too few gradients to tell who was slow."]
+        return ["Too few gradients to tell which workers were slow."]
     lines = [_always(pace, others_s) for pace, others_s in slow.always[:NAMED]]
     if len(slow.always) > NAMED:
-        lines.append(f"So are {len(slow.always) - NAMED} other workers, but less.")
+        lines.append(f"{len(slow.always) - NAMED} other workers are always slow too, but less so.")
     lines += [_too_late(pace, others_s) for pace, others_s in slow.too_late[:NAMED]]
     if len(slow.too_late) > NAMED:
-        lines.append(f"So are {len(slow.too_late) - NAMED} other workers.")
+        lines.append(f"{len(slow.too_late) - NAMED} other workers are usually too late, too.")
     if len(slow.sometimes) > max(2, slow.judged // 2):
-        lines.append(_everybody(slow))
+        lines.append(_most_workers(slow))
     else:
-        lines += [_sometimes(pace, answers) for pace, answers in slow.sometimes[:NAMED]]
+        lines += [_sometimes(pace, timings) for pace, timings in slow.sometimes[:NAMED]]
         if len(slow.sometimes) > NAMED:
-            lines.append(f"So are {len(slow.sometimes) - NAMED} other workers, but less.")
+            rest = len(slow.sometimes) - NAMED
+            lines.append(f"{rest} other workers are sometimes slow too, but less so.")
     lines += [
-        f"Worker {pace.worker} was slow once: {_took([answer])} instead of "
-        f"{human_seconds(pace.typical_s)}, at {human_seconds(answer.t)}."
-        for pace, answer in slow.once[:NAMED]
+        f"Worker {pace.worker} was slow once: {_took([timing])} instead of "
+        f"{human_seconds(pace.typical_s)}, at {human_seconds(timing.t)}."
+        for pace, timing in slow.once[:NAMED]
     ]
     if lines:
         return lines
-    if slow.cut:
-        cut = plural(slow.cut, "gradient")
-        return [f"Nobody was slow, as far as can be seen; {cut} could not show, being cut short."]
-    return ["Nobody was slow."]
+    if slow.cancelled:
+        was = "was" if slow.cancelled == 1 else "were"
+        cancelled = f"{plural(slow.cancelled, 'gradient')} {was} cancelled"
+        return [f"No worker was visibly slow, but {cancelled}, so their full times are unknown."]
+    return ["No worker was slow."]
 
 
 def _always(pace: Pace, others_s: float) -> str:
     own, others = human_seconds(pace.typical_s), human_seconds(others_s)
-    ratio = f"{pace.typical_s / others_s:.1f} times as long as the others ({others})"
-    return f"Worker {pace.worker} is always slow: a gradient takes it {own}, {ratio}."
+    ratio = f"{pace.typical_s / others_s:.1f} times as long as the others' ({others})"
+    return f"Worker {pace.worker} is always slow: its gradients take {own}, {ratio}."
 
 
 def _too_late(pace: Pace, others_s: float | None) -> str:
-    others = "" if others_s is None else f", those of the others {human_seconds(others_s)}"
+    others = "" if others_s is None else f", the others' {human_seconds(others_s)}"
     return (
-        f"Worker {pace.worker} is mostly too late: {pace.cut:,} of its {len(pace.answers):,} "
-        f"gradients were cut short; they take at least {human_seconds(pace.typical_s)}{others}."
+        f"Worker {pace.worker} is usually too late: {pace.cancelled:,} of its "
+        f"{len(pace.timings):,} gradients were cancelled; they take at least "
+        f"{human_seconds(pace.typical_s)}{others}."
     )
 
 
-def _took(answers: list[Answer]) -> str:
-    """The typical time of these answers."""
-    typical = sorted(answers, key=lambda a: a.took_s)[(len(answers) - 1) // 2]
-    return f"{'' if typical.is_whole else 'at least '}{human_seconds(typical.took_s)}"
+def _took(timings: list[Timing]) -> str:
+    """Return the median of these times."""
+    typical = sorted(timings, key=lambda t: t.took_s)[(len(timings) - 1) // 2]
+    return f"{'' if typical.is_complete else 'at least '}{human_seconds(typical.took_s)}"
 
 
-def _sometimes(pace: Pace, answers: list[Answer]) -> str:
-    worst = max(answers, key=lambda a: a.took_s)
+def _sometimes(pace: Pace, timings: list[Timing]) -> str:
+    worst = max(timings, key=lambda t: t.took_s)
     return (
-        f"Worker {pace.worker} is sometimes slow: {len(answers):,} of its {len(pace.answers):,} "
-        f"gradients took {_took(answers)} in the median instead of "
-        f"{human_seconds(pace.typical_s)}, {human_seconds(worst.took_s)} at worst."
+        f"Worker {pace.worker} is sometimes slow: {len(timings):,} of its {len(pace.timings):,} "
+        f"gradients took {_took(timings)} (median) instead of "
+        f"{human_seconds(pace.typical_s)}, and up to {human_seconds(worst.took_s)}."
     )
 
 
-def _everybody(slow: Slowness) -> str:
-    """One line for a slowness that most workers share; one that has far more of it is named."""
-    answers = [answer for _, own in slow.sometimes for answer in own]
-    total = sum(len(pace.answers) for pace, _ in slow.sometimes)
-    share = len(answers) / total
+def _most_workers(slow: Slowness) -> str:
+    """Describe a slowness that most workers share; name a worker that has far more of it."""
+    timings = [timing for _, own in slow.sometimes for timing in own]
+    total = sum(len(pace.timings) for pace, _ in slow.sometimes)
+    share = len(timings) / total
     who = "All" if len(slow.sometimes) == slow.judged else f"{len(slow.sometimes)} of"
-    worst = max(answers, key=lambda a: a.took_s)
-    pace, own = max(slow.sometimes, key=lambda found: len(found[1]) / len(found[0].answers))
+    worst = max(timings, key=lambda t: t.took_s)
+    pace, own = max(slow.sometimes, key=lambda found: len(found[1]) / len(found[0].timings))
     often = ""
-    if len(own) / len(pace.answers) >= 2 * share:
-        often = f"; most often worker {pace.worker}, {len(own):,} of {len(pace.answers):,}"
+    if len(own) / len(pace.timings) >= 2 * share:
+        often = f"; most often worker {pace.worker} ({len(own):,} of {len(pace.timings):,})"
     return (
         f"{who} {slow.judged} workers are sometimes slow: {percent(share)} of their gradients "
-        f"({len(answers):,} of {total:,}) took {_took(answers)} in the median, "
-        f"{human_seconds(worst.took_s)} at worst{often}."
+        f"({len(timings):,} of {total:,}) took {_took(timings)} (median), and up to "
+        f"{human_seconds(worst.took_s)}{often}."
     )
 
 
-# ------------------------------------------------------------------------------ who was waited for
+# ------------------------------------------------------------------------------------------ waiting
 
 
-def _waiting(told: _Told) -> list[str]:
-    header, waited = told.header, told.waited
+def _waiting(findings: _Findings) -> list[str]:
+    header, waited = findings.header, findings.waited
     if not waited and not waits(header.policy):
-        return [f"Nobody waits under {header.policy}: who has reported goes on at once."]
+        return [f"Workers never wait under {header.policy}."]
     total = sum(waited.values())
-    seconds = told.summary.seconds
-    if not seconds or total / seconds < WORTH_TELLING:
-        return ["Hardly any time went into waiting."]
+    seconds = findings.summary.seconds
+    if not seconds or total / seconds < WORTH_MENTIONING:
+        return ["Almost no time was spent waiting."]
 
     def amount(spent_s: float) -> str:
         return f"{human_seconds(spent_s)} ({percent(spent_s / seconds)})"
 
-    workers = {w: s for w, s in waited.items() if w != IN_VAIN}
+    workers = {w: s for w, s in waited.items() if w != DEADLINE}
     even_s = sum(workers.values()) / max(1, header.workers, len(workers))
     named = [w for w, s in workers.items() if s >= STANDS_OUT * even_s][:NAMED]
-    parts = [f"for worker {w} {amount(workers.pop(w))}" for w in named]
+    parts = [f"{amount(workers.pop(w))} for worker {w}" for w in named]
     if workers:
         who = plural(len(workers), "other" if named else "worker")
-        parts.append(f"for {who} {amount(sum(workers.values()))}")
-    if in_vain := waited.get(IN_VAIN):
-        parts.append(f"in vain, until the time was up, {amount(in_vain)}")
+        parts.append(f"{amount(sum(workers.values()))} for {who}")
+    if until_deadline := waited.get(DEADLINE):
+        parts.append(f"{amount(until_deadline)} until a deadline passed")
     share = f"{human_seconds(total)} ({percent(total / seconds)} of the time)"
-    return [f"{share} went into waiting: {', '.join(parts)}."]
+    return [f"{share} was spent waiting: {', '.join(parts)}."]
 
 
-# -------------------------------------------------------------------------------- what was learnt
+# ---------------------------------------------------------------------------- who contributed
 
 
-def _shares(learnt: dict[int, int]) -> list[str]:
-    """Whose data came short; nothing where everybody's came in evenly enough."""
-    total = sum(learnt.values())
-    if not total or len(learnt) == 1:
+def _shares(samples: dict[int, int]) -> list[str]:
+    """Name workers that contributed far fewer samples than an even share."""
+    total = sum(samples.values())
+    if not total or len(samples) == 1:
         return []
-    even = 1 / len(learnt)
-    short = sorted((n / total, w) for w, n in learnt.items() if n / total < UNEVEN * even)
-    nothing = sorted(w for share, w in short if not share)
-    lines = [f"Nothing of {named_workers(nothing, NAMED).lower()} was learnt."] if nothing else []
+    even = 1 / len(samples)
+    short = sorted((n / total, w) for w, n in samples.items() if n / total < UNEVEN * even)
+    none = sorted(w for share, w in short if not share)
+    lines = [f"{named_workers(none, NAMED)} contributed no samples."] if none else []
     some = [(share, w) for share, w in short if share]
     if len(some) > NAMED:
         together = percent(sum(share for share, _ in some))
         lines.append(
-            f"{len(some)} workers gave only {together} of what was learnt; "
-            f"an even share of each is {percent(even)}."
+            f"{len(some)} workers contributed only {together} of the samples together; "
+            f"an even share is {percent(even)} each."
         )
         return lines
     return lines + [
-        f"Worker {w} gave {percent(share)} of what was learnt; an even share is {percent(even)}."
+        f"Worker {w} contributed {percent(share)} of the samples; an even share is {percent(even)}."
         for share, w in some
     ]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Who was slow, and how: always, sometimes, or once.
+"""Which workers were slow, and how: always, sometimes, or once.
 
-Each worker is measured by its typical time, the median. Work that was cancelled has only a lower
-bound of its time: it took at least as long as it was let. So the median is that of Kaplan and
-Meier, which a worker that mostly is cut short still has if it is sometimes let finish; where it has
-none, the median of times and bounds together is a bound of it. From a bound nobody is called slow:
-that such a worker is mostly too late is all that is known.
+A worker is measured by its typical time, the median. For cancelled work only a lower bound is
+known: it would have taken at least as long as it ran. So the median is the Kaplan-Meier estimate,
+which exists even for a worker that is mostly cancelled, as long as it finishes sometimes. Where it
+doesn't exist, the median of times and bounds together is a lower bound. A worker with only a lower
+bound is never called slow: all that is known is that it is usually too late.
 
-The first gradient of a worker warms up (caches, kernels, memory), and is no sign of anything.
+The first gradient of a worker after it joins is a warm-up (caches, kernels, memory) and is ignored.
 """
 
 from collections import defaultdict
@@ -18,73 +18,74 @@ from statistics import median, median_low
 
 from paceline.core.events import Fate
 from paceline.trace.schema import Gradient, Joined, Trace
-from paceline.watch.summary import began
+from paceline.watch.summary import start_time
 
-__all__ = ["Answer", "Pace", "Slowness", "find_slow", "measure_paces"]
+__all__ = ["Pace", "Slowness", "Timing", "find_slow", "measure_paces"]
 
 ENOUGH = 5
-"""Gradients of a worker that say anything; and how many must be left to carry a median."""
+"""Gradients that are needed to judge a worker, and to estimate a median at its tail."""
 
 ALWAYS = 1.25
-"""So many times the others' typical time is slow; machines of one kind differ by less."""
+"""A worker is slow at this multiple of the others' typical time; equal machines differ by less."""
 
 SOMETIMES = 2.0
-"""So many times its own typical time is slow; noise of a shared machine mostly stays below."""
+"""A gradient is slow at this multiple of its worker's typical time; noise mostly stays below."""
 
-WORTH_TELLING = 0.01
-"""Slow gradients that cost a worker less than this share of its time are not worth a word."""
+WORTH_MENTIONING = 0.01
+"""Slow gradients that cost a worker less than this share of its time are not mentioned."""
 
 ONCE = 10.0
-"""A single slow gradient is worth a word if it took so many times the typical time."""
+"""A single slow gradient is mentioned at this multiple of the typical time."""
 
 SHUT_OUT = 0.5
-"""Accepted so many times as often as the others, a worker whose time is unknown is too late."""
+"""A worker of unknown typical time is too late if its acceptance is below this multiple of the
+others'."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Timing:
     """How long one gradient took."""
 
-    t: float  # when it arrived, or was given up; seconds from the beginning of the run
+    t: float  # when it arrived or was abandoned; seconds since the run began
     took_s: float
-    is_whole: bool  # otherwise it took at least as long
+    is_complete: bool  # False: it was cancelled, so `took_s` is a lower bound
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long the gradients of one worker take; all but its first since it joined."""
+    """How long the gradients of one worker take, without the first after each join."""
 
     worker: int
-    answers: list[Answer]
+    timings: list[Timing]
     typical_s: float
-    is_bound: bool  # whether it is only known to take at least as long
+    is_bound: bool  # whether `typical_s` is only a lower bound
     acceptance: float  # the share of its gradients that were accepted
 
     @property
-    def cut(self) -> int:
-        """How many were cut short."""
-        return sum(not a.is_whole for a in self.answers)
+    def cancelled(self) -> int:
+        """How many gradients were cancelled."""
+        return sum(not t.is_complete for t in self.timings)
 
-    def slow_answers(self) -> list[Answer]:
-        """Those that took much longer than is typical of this worker."""
+    def slow_timings(self) -> list[Timing]:
+        """Return the gradients that took much longer than is typical for this worker."""
         limit = SOMETIMES * self.typical_s
-        return [a for a in self.answers if a.took_s >= limit > 0]
+        return [t for t in self.timings if t.took_s >= limit > 0]
 
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Who was slow."""
+    """The workers that were slow."""
 
-    judged: int  # how many workers could be judged
-    cut: int  # how many of their gradients were cut short
+    judged: int  # how many workers have enough gradients to be judged
+    cancelled: int  # how many of their gradients were cancelled
     always: list[tuple[Pace, float]]  # with the typical time of the others; the slowest first
-    too_late: list[tuple[Pace, float | None]]  # cut short mostly; with the others' time, if known
-    sometimes: list[tuple[Pace, list[Answer]]]  # with the slow ones; the costliest first
-    once: list[tuple[Pace, Answer]]
+    too_late: list[tuple[Pace, float | None]]  # with the others' time, if known
+    sometimes: list[tuple[Pace, list[Timing]]]  # with the slow gradients; the costliest first
+    once: list[tuple[Pace, Timing]]
 
 
 def measure_paces(trace: Trace) -> dict[int, Pace]:
-    """The pace of every worker that has one."""
+    """Return the pace of every worker that has one."""
     gradients: dict[int, list[Gradient]] = defaultdict(list)
     is_new: set[int] = set()
     for record in trace.records:
@@ -94,32 +95,32 @@ def measure_paces(trace: Trace) -> dict[int, Pace]:
             if record.worker not in is_new:
                 gradients[record.worker].append(record)
             is_new.discard(record.worker)
-    began_at = began(trace)
-    return {worker: _pace(worker, own, began_at) for worker, own in sorted(gradients.items())}
+    start = start_time(trace)
+    return {worker: _pace(worker, own, start) for worker, own in sorted(gradients.items())}
 
 
-def _pace(worker: int, gradients: list[Gradient], began_at: float) -> Pace:
-    answers = [Answer(g.t - began_at, g.compute_s, g.fate is not Fate.CANCELLED) for g in gradients]
-    typical_s = _median(answers)
+def _pace(worker: int, gradients: list[Gradient], start: float) -> Pace:
+    timings = [Timing(g.t - start, g.compute_s, g.fate is not Fate.CANCELLED) for g in gradients]
+    typical_s = _median(timings)
     return Pace(
         worker=worker,
-        answers=answers,
-        typical_s=median_low(a.took_s for a in answers) if typical_s is None else typical_s,
+        timings=timings,
+        typical_s=median_low(t.took_s for t in timings) if typical_s is None else typical_s,
         is_bound=typical_s is None,
         acceptance=sum(g.fate is Fate.ACCEPTED for g in gradients) / len(gradients),
     )
 
 
-def _median(answers: Iterable[Answer]) -> float | None:
-    """The time that half of the gradients take at most; None: too many were cut short."""
-    ordered = sorted(answers, key=lambda a: a.took_s)
+def _median(timings: Iterable[Timing]) -> float | None:
+    """Return the Kaplan-Meier median; None: too many were cancelled."""
+    ordered = sorted(timings, key=lambda t: t.took_s)
     left, share = len(ordered), 1.0  # at risk, and the share that takes longer
     few = min(ENOUGH, (len(ordered) + 1) // 2)
-    for _, equal in groupby(ordered, key=lambda a: a.took_s):
+    for _, equal in groupby(ordered, key=lambda t: t.took_s):
         if left < few:
             break
         group = list(equal)
-        share *= 1 - sum(a.is_whole for a in group) / left
+        share *= 1 - sum(t.is_complete for t in group) / left
         left -= len(group)
         if share <= 0.5:
             return group[0].took_s
@@ -127,26 +128,26 @@ def _median(answers: Iterable[Answer]) -> float | None:
 
 
 def find_slow(paces: dict[int, Pace]) -> Slowness:
-    """Who was slow, by these paces."""
-    judged = [pace for pace in paces.values() if len(pace.answers) >= ENOUGH]
+    """Find the slow workers by their paces."""
+    judged = [pace for pace in paces.values() if len(pace.timings) >= ENOUGH]
     always, too_late, sometimes, once = [], [], [], []
     for pace in judged:
         others = [other for other in judged if other is not pace]
         others_s = _typical_s(others)
-        if pace.is_bound:  # nothing is known to be longer than its typical time
+        if pace.is_bound:  # so none of its gradients is known to be slow
             if others and _is_shut_out(pace, others):
                 too_late.append((pace, others_s))
             continue
-        slow = pace.slow_answers()
+        slow = pace.slow_timings()
         if len(slow) == 1 and slow[0].took_s >= ONCE * pace.typical_s:
             once.append((pace, slow[0]))
         if others_s is not None and pace.typical_s >= ALWAYS * others_s > 0:
             always.append((pace, others_s))
-        elif len(slow) > 1 and _cost(pace, slow) >= WORTH_TELLING:
+        elif len(slow) > 1 and _cost(pace, slow) >= WORTH_MENTIONING:
             sometimes.append((pace, slow))
     return Slowness(
         judged=len(judged),
-        cut=sum(pace.cut for pace in judged),
+        cancelled=sum(pace.cancelled for pace in judged),
         always=sorted(always, key=lambda found: -found[0].typical_s),
         too_late=sorted(too_late, key=lambda found: found[0].acceptance),
         sometimes=sorted(sometimes, key=lambda found: -_cost(*found)),
@@ -155,16 +156,16 @@ def find_slow(paces: dict[int, Pace]) -> Slowness:
 
 
 def _typical_s(paces: list[Pace]) -> float | None:
-    """The median of the times that are known; None: none is."""
+    """Return the median of the known typical times; None: none is known."""
     known = [pace.typical_s for pace in paces if not pace.is_bound]
     return median(known) if known else None
 
 
 def _is_shut_out(pace: Pace, others: list[Pace]) -> bool:
-    """Whether it is accepted far less often than the others."""
+    """Return whether it is accepted far less often than the others."""
     return pace.acceptance < SHUT_OUT * median(o.acceptance for o in others)
 
 
-def _cost(pace: Pace, slow: list[Answer]) -> float:
-    """The share of the worker's time that went into slow gradients being slow."""
-    return sum(a.took_s - pace.typical_s for a in slow) / sum(a.took_s for a in pace.answers)
+def _cost(pace: Pace, slow: list[Timing]) -> float:
+    """Return the share of the worker's time that its slow gradients cost."""
+    return sum(t.took_s - pace.typical_s for t in slow) / sum(t.took_s for t in pace.timings)

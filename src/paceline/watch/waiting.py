@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whom a run waited for, and for how long.
+"""Which workers the others waited for, and for how long.
 
-Somebody waits while a worker has reported and the rule has nothing for it to do. Before the first
-report nobody is ready, so that time is nobody's fault. After it each stretch is charged to the
-worker whose report ended it: of three reports at 1 s, 2 s and 10 s the second worker is charged
-1 s and the third 8 s. So the sum is the time in which anybody waited at all, and one rule serves
-every policy:
+A worker waits when it has reported and the policy has no work for it. Each interval of waiting is
+charged to the worker whose report ended it: if three workers report at 1 s, 2 s and 10 s, the
+second is charged 1 s and the third 8 s. The time before the first report is charged to nobody,
+because no worker is waiting yet. So the charges add up to the time in which at least one worker
+waited. This definition serves every policy:
 
-    sync, backup, deadline   from the first report on a version to the update
-    delayed                  only where somebody is k updates ahead, and has nothing more to do
-    ssp                      only where somebody is too far ahead; whoever lets it go on is charged
-    batchsync, softsync, async   never: who has reported is asked again at once
+    sync, backup, deadline       from the first report on a version to the update
+    delayed                      only when a worker is k updates ahead and has no work left
+    ssp                          only when a worker is too far ahead; whoever releases it is charged
+    batchsync, softsync, async   never: a worker gets new work as soon as it has reported
 
-Pauses, and the time in which there was no server, are not waiting for anybody's work. After the
-last update of a run, or of a life of its server, nobody waits for anything.
+Pauses, the time without a server, and the time after a server's last update don't count.
 """
 
 from collections import defaultdict
@@ -34,27 +33,27 @@ from paceline.trace.schema import (
 )
 from paceline.watch.summary import split
 
-__all__ = ["IN_VAIN", "waited_for", "waits"]
+__all__ = ["DEADLINE", "waited_for", "waits"]
 
-IN_VAIN = -1
-"""Stands for those who had not come when the time of an update was up."""
+DEADLINE = -1
+"""Stands in for a worker where an interval was ended by a deadline and not by a report."""
 
 NEVER_WAIT = (Async.name, SoftSync.name, BatchSync.name)
 
 
 def waits(policy: str) -> bool:
-    """Whether a worker can have nothing to do under this policy."""
+    """Return whether workers can ever wait under this policy."""
     return _name(policy) not in NEVER_WAIT
 
 
 def waited_for(trace: Trace) -> dict[int, float]:
-    """Seconds for each worker that was waited for, the most first; and for `IN_VAIN`."""
-    account = _Account(trace.header.policy)
-    for stretch in split(trace):
-        released = _released(stretch.records)
-        for record, until in zip(stretch.records, released, strict=True):
-            if record.t <= stretch.end:
-                account.book(record, until)
+    """Return the seconds charged to each worker, and to `DEADLINE`; the largest first."""
+    account = _WaitingTime(trace.header.policy)
+    for segment in split(trace):
+        released = _released(segment.records)
+        for record, until in zip(segment.records, released, strict=True):
+            if record.t <= segment.end:
+                account.add(record, until)
     return dict(sorted(account.charged.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -63,7 +62,7 @@ def _name(policy: str) -> str:
 
 
 def _released(records: list[Record]) -> list[float]:
-    """For each report, when its worker was asked again or gone; inf: never. For others, -inf."""
+    """Return when each reporting worker got new work or left; inf: never; -inf: not a report."""
     asked: dict[int, float] = {}
     released: list[float] = []
     for record in reversed(records):
@@ -81,30 +80,31 @@ def _released(records: list[Record]) -> list[float]:
     return released[::-1]
 
 
-class _Account:
-    """Who is charged, record by record."""
+class _WaitingTime:
+    """Charges intervals of waiting to workers, record by record."""
 
     def __init__(self, policy: str) -> None:
         self.charged: dict[int, float] = defaultdict(float)
         self._policy = policy
-        self._since: float | None = None  # when the stretch began; None: nobody waits
-        self._until = -inf  # when the last of those who wait now is asked again
-        self._cause = IN_VAIN  # who made the newest thing happen
+        self._since: float | None = None  # when the interval began; None: no worker waits
+        self._until = -inf  # when the last waiting worker gets new work
+        self._cause = DEADLINE  # who caused the newest record
         self._version = 0
-        self._runs = False
+        self._is_running = False
 
-    def book(self, record: Record, until: float) -> None:
-        """Take in the next record; `until`: when its worker was asked again."""
-        self._heed(record)
+    def add(self, record: Record, until: float) -> None:
+        """Process the next record; `until`: when its worker got new work."""
+        self._process(record)
         if self._until <= record.t:
             self._charge(record.t)
             self._since = None
         self._until = max(self._until, until)
-        if self._until > record.t and self._since is None and self._runs and waits(self._policy):
+        is_waiting = self._until > record.t and self._is_running and waits(self._policy)
+        if is_waiting and self._since is None:
             self._since = record.t
 
-    def _heed(self, record: Record) -> None:
-        """Note who made it happen, and end the stretch if it does."""
+    def _process(self, record: Record) -> None:
+        """Remember who caused the record, and charge the interval if the record ends it."""
         match record:
             case Gradient():
                 self._cause = record.worker
@@ -113,25 +113,25 @@ class _Account:
             case Left():
                 self._cause = record.worker
             case Timer():
-                self._cause = IN_VAIN
+                self._cause = DEADLINE
             case Update():
                 self._version = record.update
                 if self._has_barrier():
                     self._charge(record.t)
             case Resumed():
-                self._runs = True
+                self._is_running = True
             case Paused():
                 self._charge(record.t)
-                self._halt()
+                self._stop()
             case Restored():
                 self._version = record.version
                 self._policy = record.header.policy
-                self._halt()
+                self._stop()
             case _:
                 pass
 
     def _is_awaited(self, record: Gradient) -> bool:
-        """Whether it ends a stretch by itself, being for the update that is made next."""
+        """Return whether it ends an interval, because it counts for the next update."""
         if not self._has_barrier():
             return False
         if record.fate is Fate.NON_FINITE:
@@ -140,15 +140,15 @@ class _Account:
         return record.fate is Fate.ACCEPTED and is_next
 
     def _has_barrier(self) -> bool:
-        """Whether those who wait, wait for the next update."""
+        """Return whether waiting workers wait for the next update."""
         return _name(self._policy) != Ssp.name
 
     def _charge(self, now: float) -> None:
-        """The stretch until now is at the cause's expense."""
+        """Charge the interval until now to the cause."""
         if self._since is not None:
             if now > self._since:
                 self.charged[self._cause] += now - self._since
             self._since = now
 
-    def _halt(self) -> None:
-        self._since, self._runs = None, False
+    def _stop(self) -> None:
+        self._since, self._is_running = None, False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Numbers as people read them: three digits and a unit, shares, counts, lists."""
+"""Format numbers for people: three digits and a unit, percentages, counts, lists."""
 
 __all__ = [
     "human_bytes",
@@ -17,12 +17,12 @@ _LARGE_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def three_digits(value: float) -> str:
-    """1.74, 51.2, 236, 6,100: never a power of ten."""
+    """Return about three digits, never in scientific notation: 1.74, 51.2, 236, 6,100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def human_seconds(seconds: float) -> str:
-    """Three digits and a unit: 51.2 ms, 1.74 s, 2.5 h."""
+    """Return a duration with three digits and a unit: 51.2 ms, 1.74 s, 2.5 h."""
     for size, unit in _LARGE_UNITS:
         if seconds >= 2 * size:
             return f"{three_digits(seconds / size)} {unit}"
@@ -33,7 +33,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_bytes(size: float) -> str:
-    """Three digits and a unit: 12.5 MB."""
+    """Return a size with three digits and a unit: 12.5 MB."""
     for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if size >= scale:
             return f"{three_digits(size / scale)} {unit}"
@@ -41,29 +41,29 @@ def human_bytes(size: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage; a small one is not called nothing."""
+    """Return a share as a percentage; a small one is not rounded to zero."""
     if 0 < share < 0.0005:
         return "<0.1 %"
     return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
 
 
 def plural(count: int, what: str) -> str:
-    """1 update, 2 updates, 1,000 updates."""
+    """Return a count with its noun: 1 update, 2 updates, 1,000 updates."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def times(count: int) -> str:
-    """How often: once, twice, 3 times."""
+    """Return how often: once, twice, 3 times."""
     return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
 def join_words(words: list[str]) -> str:
-    """A, B and C."""
+    """Return a list in words: A, B and C."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def named_workers(workers: list[int], most: int) -> str:
-    """Worker 3; Workers 3 and 5; of more than so many only the number: 12 workers."""
+    """Return "Worker 3" or "Workers 3 and 5"; for more than `most`, only "12 workers"."""
     if len(workers) > most:
         return f"{len(workers)} workers"
     if len(workers) == 1:

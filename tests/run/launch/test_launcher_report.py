@@ -75,7 +75,7 @@ def trouble(run):
     assert_the_server_said_the_same(ran.out, ran.trace)
     lines = report(ran.trace)
     assert lines[0].endswith("; finished.")
-    assert any(line.startswith("The server was restored once, ") for line in lines)
+    assert any(line.startswith("The server was restored once (") for line in lines)
     assert not any("resumed" in line for line in lines)
 
 

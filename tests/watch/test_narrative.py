@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The first lines of the report: how a run went, and who left."""
+
+from msgspec import structs
+
+from paceline.core.events import Fate
+from paceline.trace.schema import (
+    Ended,
+    Gradient,
+    Header,
+    Joined,
+    Left,
+    Paused,
+    Record,
+    Restored,
+    Resumed,
+    Stopped,
+    Trace,
+    Update,
+)
+from paceline.watch.report import report
+
+ACCEPTED, LATE, CANCELLED, NON_FINITE = Fate.ACCEPTED, Fate.LATE, Fate.CANCELLED, Fate.NON_FINITE
+
+SYNC = Header(source="run", policy="sync", workers=2, steps=3)
+
+
+def begin(t: float = 0.0, workers: int = 2) -> list[Record]:
+    return [*(Joined(t, worker) for worker in range(workers)), Resumed(t)]
+
+
+def sync_round(update: int, asked_at: float, *, slow_s: float = 1.0) -> list[Record]:
+    """Return a round in which worker 0 takes half a second and worker 1 takes `slow_s`."""
+    t, version = asked_at + slow_s, update - 1
+    return [
+        Gradient(asked_at + 0.5, 0, update, version, ACCEPTED, 0, asked_at, 0.5, 32),
+        Gradient(t, 1, update, version, ACCEPTED, 0, asked_at, slow_s, 32),
+        Update(t, update, (0, 1), 2, scalars={"loss": 1 / update}),
+    ]
+
+
+THREE = [*begin(), *sync_round(1, 0.0), *sync_round(2, 1.0), *sync_round(3, 2.0)]
+
+
+def reported(*records: Record, header: Header = SYNC) -> list[str]:
+    return report(Trace(header, list(records)))
+
+
+def test_run_without_updates_says_why() -> None:
+    records = [*begin(workers=1), Ended(9.0, 0, reason="stalled: nobody came")]
+    assert reported(*records) == [
+        "The run made no updates (stalled: nobody came).",
+        "Worker 1 never joined.",
+    ]
+
+
+def test_run_that_ended_early_says_how_far_it_came() -> None:
+    header = Header(source="run", policy="sync", workers=2, steps=1000)
+    first = reported(*THREE, Ended(3.0, 3, reason="stopped"), header=header)[0]
+    assert first == (
+        "sync with 2 workers: 3 updates in 3 s (1/s), 192 samples; stopped at update 3 of 1,000."
+    )
+    first = reported(*THREE, Ended(3.0, 3, reason="no hope: none"), header=header)[0]
+    assert first.endswith("; failed at update 3 of 1,000: no hope: none.")
+
+
+def test_run_without_a_number_of_steps_says_where_it_was_stopped() -> None:
+    header = Header(source="run", policy="sync", workers=2)
+    first = reported(*THREE, Ended(3.0, 3, reason="stopped"), header=header)[0]
+    assert first.endswith("; stopped at update 3.")
+
+
+def test_run_that_all_workers_left_says_so() -> None:
+    header = Header(source="run", policy="sync", workers=2, steps=1000)
+    end = [Stopped(5.0), Ended(5.0, 3, reason="stopped")]
+    first = reported(*THREE, Left(4.0, 0), Left(4.5, 1), *end, header=header)[0]
+    assert first.endswith("; stopped at update 3 of 1,000: all workers had left.")
+    first = reported(*THREE, Left(4.0, 0), Left(4.5, 1), Joined(4.6, 1), *end, header=header)[0]
+    assert first.endswith("; stopped at update 3 of 1,000.")
+
+
+def test_incomplete_trace_is_reported_as_such() -> None:
+    assert reported(*THREE)[0].endswith("; the trace breaks off at update 3 of 3.")
+
+
+def test_active_run_is_reported_as_still_running() -> None:
+    header = Header(source="run", policy="sync", workers=2, steps=1000)
+    first = report(Trace(header, THREE, is_growing=True))[0]
+    assert first.endswith("; still running at update 3 of 1,000.")
+    [first] = report(Trace(SYNC, begin(), is_growing=True))
+    assert first == "The run is still running and has made no updates yet."
+
+
+def test_negligible_staleness_is_not_mentioned() -> None:
+    """One gradient in 100 is one update stale: on average that is 0.0."""
+    rounds = [record for n in range(1, 51) for record in sync_round(n, float(n))]
+    old = structs.replace(rounds[0], staleness=1)
+    assert not any("stale on average" in line for line in reported(*begin(), old, *rounds[1:]))
+    assert any(
+        "0.5 updates stale on average" in line for line in reported(*begin(), old, *rounds[1:3])
+    )
+
+
+def test_logged_value_that_is_not_finite_is_reported_as_such() -> None:
+    update = Update(4.0, 4, (0,), 2, scalars={"loss": None, "accuracy": 0.5})
+    assert reported(*THREE, update)[1] == "Last logged: loss not finite, accuracy 0.5."
+
+
+def test_lost_updates_are_listed() -> None:
+    again = [*begin(4.0), *sync_round(2, 4.0), *sync_round(3, 5.0), Ended(6.0, 3)]
+    lines = reported(*THREE, Restored(3.0, 1, SYNC, 2.5), *again)
+    assert (
+        "The server was restored once (2.5 s down): 2 updates (2 to 3) were lost and redone."
+        in lines
+    )
+    assert "40 % of the computation was wasted: dropped, cancelled or lost." in lines
+    assert lines[0].startswith("sync with 2 workers: 3 updates in 6 s (0.5/s), 192 samples;")
+
+
+def test_lost_updates_that_were_not_redone() -> None:
+    lines = reported(*THREE, Restored(3.0, 2, SYNC), Restored(3.0, 2, SYNC))
+    assert "The server was restored twice: 1 update (3) was lost." in lines
+
+
+def test_restoration_without_losses_says_so() -> None:
+    lines = reported(*THREE, Restored(3.0, 3, SYNC, 60.0))
+    assert "The server was restored once (60 s down); no update was lost." in lines
+
+
+def test_resumed_run_is_not_reported_as_a_killed_server() -> None:
+    stopped = [*THREE, Ended(3.0, 3, reason="stopped")]
+    lines = reported(*stopped, Restored(3.0, 3, SYNC, 60.0, resumed=True))
+    assert "The run was resumed once, after 60 s; no update was lost." in lines
+    assert not any("server" in line for line in lines)
+
+
+def test_resumes_and_restorations_are_reported_separately() -> None:
+    lines = reported(
+        *THREE,
+        Restored(3.0, 3, SYNC, 60.0, resumed=True),
+        Restored(3.0, 2, SYNC, 1.5),
+        Restored(3.0, 1, SYNC, 30.0, resumed=True),
+    )
+    assert lines[lines.index("") - 2 : lines.index("")] == [
+        "The run was resumed twice, after 90 s in total: 1 update (2) was lost.",
+        "The server was restored once (1.5 s down): 1 update (3) was lost.",
+    ]
+
+
+def test_earlier_policy_is_mentioned() -> None:
+    header = Header(source="run", policy="backup:1", workers=2, steps=9)
+    lines = reported(*THREE, Restored(3.0, 3, header))
+    assert lines[0].startswith("backup:1 with 2 workers: 3 updates in 3 s")
+    assert "The policy was sync until update 3." in lines
+
+
+def test_pause_is_reported_with_its_reason() -> None:
+    pause = [Paused(3.0, "1 of at least 2 workers; waits for 1"), Resumed(5.0)]
+    lines = reported(*THREE, *pause)
+    assert "Paused once for 2 s: 1 of at least 2 workers; waits for 1." in lines
+
+
+def test_several_pauses_are_added_up() -> None:
+    pauses = [Paused(3.0, "a"), Resumed(5.0), Paused(6.0, "b"), Resumed(16.0)]
+    lines = reported(*THREE, *pauses)
+    assert "Paused twice for 12 s in total, at most 10 s at a time: b." in lines
+
+
+def test_pause_without_an_end_is_reported() -> None:
+    assert "Paused once and never resumed: a." in reported(*THREE, Paused(3.0, "a"))
+
+
+def test_worker_that_left_and_came_back_is_reported() -> None:
+    once = [Left(3.0, 1, "the connection was closed"), Joined(4.0, 1)]
+    lines = reported(*THREE, *once)
+    assert "Worker 1 left at 3 s (the connection was closed) and came back." in lines
+
+
+def test_times_are_relative_to_the_beginning_of_the_run() -> None:
+    """The server started 100 s earlier and waited for workers."""
+    late = [structs.replace(r, t=r.t + 100.0) for r in THREE]
+    lines = reported(*late, Left(103.5, 1, "killed"))
+    assert "3 updates in 3 s" in lines[0]
+    assert "Worker 1 left at 3.5 s (killed) and did not come back." in lines
+    lines = reported(Joined(98.0, 1), Left(99.0, 1, "killed"), *late)
+    assert "Worker 1 left before the run began (killed) and came back." in lines
+
+
+def test_worker_that_left_often_gets_one_line() -> None:
+    departures = [Left(3.0, 1, "killed"), Joined(4.0, 1), Left(5.0, 1, "lost")]
+    lines = reported(*THREE, *departures)
+    assert "Worker 1 left twice (killed and lost) and came back once." in lines
+
+
+def test_leaving_after_the_end_is_not_mentioned() -> None:
+    assert not any("left" in line for line in reported(*THREE, Left(3.5, 1, "x"), Ended(3.0, 3)))
+
+
+def test_many_departures_are_counted() -> None:
+    header = Header(source="run", policy="backup:1", workers=9)
+    left = [Left(3.0, worker, "killed") for worker in range(2, 9)]
+    lines = reported(
+        *(Joined(0.0, w) for w in range(2, 9)), *THREE, *left, Joined(4.0, 2), header=header
+    )
+    assert (
+        "7 workers left 7 times in total and came back once; most common reason: killed." in lines
+    )
