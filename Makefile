@@ -1,4 +1,4 @@
-# Each target builds its own environment when it is missing or out of date, and works offline afterwards.
+# Every target creates or updates .venv if needed. After that, everything works offline.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,45 +6,45 @@ READY := $(VENV)/.ready
 
 .PHONY: help demo test check fuzz bench figures clean
 
-help:            ## this list
+help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
 
-# Only pip finds the CPU build that constraints.txt pins, so pip it is.
+# Use pip: it is the only installer that finds the CPU build of torch that constraints.txt pins.
 $(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed; say which one with make PYTHON=..."; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "Paceline needs Python 3.11 or newer; choose one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Eight workers, one of them always slow, all of them slow now and then.
+# Eight workers: one is always slow, and each is slow now and then.
 DEMO := paceline compare --workers 8 --epochs 11 --target "accuracy>=0.95" \
 	--slow "80ms + exp:5ms + 5% exp:400ms; worker 7 x2" --out demo-out examples/digits.py
 
-demo: $(READY)   ## train under five rules on straggling workers: a table, figures, a report
+demo: $(READY)   ## train with stragglers under five rules and compare them (two minutes)
 	@rm -rf demo-out
 	@echo '$$ $(DEMO)'
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(DEMO)
 
-check: $(READY)  ## lint, format, types
+check: $(READY)  ## check lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check      ## check, then every test
+test: check      ## run the checks, then every test (about 15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
-fuzz: $(READY)   ## a minute of a fuzzer's bytes at everything that reads what a peer sends
+fuzz: $(READY)   ## fuzz everything that reads bytes from a connection, for one minute
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python tests/fuzz/wire_fuzz.py -max_total_time=60
 
-bench: $(READY)  ## how fast: the simulator; a step beside DDP; runs beside the limit of their schedule
+bench: $(READY)  ## measure the simulator, a step against DDP, and runs against their limit
 	$(BIN)/python bench/simulator.py
 	$(BIN)/python bench/runtime.py
 	$(BIN)/python bench/stragglers.py
 
-figures: $(READY) ## make the figures of docs/ again
+figures: $(READY) ## redraw the figures of the documentation
 	$(BIN)/python docs/figures.py
 
-clean:           ## remove the environment and everything that was made
+clean:           ## remove .venv and all generated files
 	rm -rf $(VENV) build dist demo-out lab-out runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

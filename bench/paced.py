@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A plain training loop under Paceline; worker 0 writes the seconds of each step into a file."""
+"""A plain training loop under Paceline. Worker 0 writes the seconds of each step to a file."""
 
 import sys
 from pathlib import Path

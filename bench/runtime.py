@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How fast a step is, beside DDP on Gloo: the same models, one after the other, medians of rounds.
+"""Measure the time of a step and compare it with DDP on Gloo; part of `make bench`.
 
-make bench-runtime
+The same models run without communication, under DDP and under Paceline, in turn. The table has
+the medians over several rounds. A ratio above 1 means that Paceline is faster than DDP.
 """
 
 import argparse
@@ -33,12 +34,12 @@ from paceline.trace.records import Made, Measured, record_event
 from paceline.trace.schema import read_trace
 
 HERE = Path(__file__).parent
-WARM_UP = 3  # steps that are not counted
+WARM_UP = 3  # steps that are not measured
 CASES = [("25m", 4), ("1m", 4), ("1m", 8), ("cnn", 2), ("cnn", 4)]
 
 
 def ddp_rank(rank: int, workers: int, name: str, folder: str) -> None:
-    """One process of DDP; rank 0 writes the seconds of each step into a file."""
+    """Run one process of DDP. Rank 0 writes the seconds of each step to a file."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers
@@ -56,11 +57,11 @@ def ddp_rank(rank: int, workers: int, name: str, folder: str) -> None:
     if rank == 0:
         Path(folder, "times").write_text("\n".join(map(str, times)), encoding="ascii")
     dist.barrier()
-    os._exit(0)  # an orderly end was seen to wait for ever in the threads of Gloo
+    os._exit(0)  # a normal exit was seen to hang in the threads of Gloo
 
 
 def alone_rank(rank: int, workers: int, name: str, folder: str) -> None:
-    """Only computing: what as many processes take that do not talk to each other."""
+    """Only compute: the time that as many processes need without any communication."""
     del workers
     torch.set_num_threads(1)
     workload = WORKLOADS[name]()
@@ -74,8 +75,8 @@ def alone_rank(rank: int, workers: int, name: str, folder: str) -> None:
         Path(folder, "times").write_text("\n".join(map(str, times)), encoding="ascii")
 
 
-def of_processes(target, name: str, workers: int) -> float:
-    """Mean seconds of a step in processes that run this."""
+def step_s_of_processes(target, name: str, workers: int) -> float:
+    """Run `target` in each process and return the mean seconds of a step."""
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -89,8 +90,8 @@ def of_processes(target, name: str, workers: int) -> float:
         return mean_step(Path(folder, "times"))
 
 
-def of_paceline(name: str, workers: int, forkserver: ForkServer) -> float:
-    """Mean seconds of a step under `sync`."""
+def step_s_of_paceline(name: str, workers: int, forkserver: ForkServer) -> float:
+    """Train under `sync` and return the mean seconds of a step."""
     with tempfile.TemporaryDirectory() as folder:
         steps = WORKLOADS[name]().steps + WARM_UP
         times = Path(folder, "times")
@@ -107,7 +108,7 @@ def of_paceline(name: str, workers: int, forkserver: ForkServer) -> float:
 
 
 def overhead_of_many(workers: int, waits_s: float, steps: int, forkserver: ForkServer) -> float:
-    """Mean seconds of a step beyond the time that every worker just waits."""
+    """Return the mean seconds of a step beyond the injected delay."""
     with tempfile.TemporaryDirectory() as folder:
         spec = RunSpec(workers=workers, steps=steps)
         settings = Settings(
@@ -125,7 +126,7 @@ def overhead_of_many(workers: int, waits_s: float, steps: int, forkserver: ForkS
 
 
 def tracing(workers: int, updates: int) -> float:
-    """Mean seconds that it takes to record an update and its gradients, `workers` of them."""
+    """Return the mean seconds to record an update and the gradients of all workers."""
     spec = RunSpec(workers=workers, steps=updates)
     trace = simulate("sync", Cluster.parse("50ms"), spec)
     decider = Decider(parse_policy("sync"), spec)
@@ -142,16 +143,18 @@ def tracing(workers: int, updates: int) -> float:
 
 
 def mean_step(path: Path) -> float:
+    """Return the mean of the times in a file, without the warm-up."""
     times = [float(line) for line in path.read_text(encoding="ascii").splitlines()][WARM_UP:]
     return sum(times) / len(times)
 
 
 def main() -> None:
+    """Read the options and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = str(HERE)  # the processes find the workloads there
+    os.environ["PYTHONPATH"] = str(HERE)  # where the processes find the workloads
     sys.path.insert(0, str(HERE))
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with ForkServer() as forkserver:
@@ -159,16 +162,16 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, forkserver: ForkServer) -> None:
-    """Measure and print."""
+    """Measure every case and print the table."""
     print(f"{'model':6} {'workers':>7} {'computing':>10} {'DDP':>10} {'Paceline':>10} {'ratio':>6}")
     for name, workers in CASES:
         if options.only and f"{name}:{workers}" not in options.only.split(","):
             continue
         rounds = [
             (
-                of_processes(alone_rank, name, workers),
-                of_processes(ddp_rank, name, workers),
-                of_paceline(name, workers, forkserver),
+                step_s_of_processes(alone_rank, name, workers),
+                step_s_of_processes(ddp_rank, name, workers),
+                step_s_of_paceline(name, workers, forkserver),
             )
             for _ in range(options.rounds)
         ]
@@ -181,10 +184,10 @@ def measure(options: argparse.Namespace, forkserver: ForkServer) -> None:
         )
     if not options.only:
         many = median(overhead_of_many(64, 0.1, 50, forkserver) for _ in range(options.rounds))
-        print(f"64 workers that only wait: {1e3 * many:.1f} ms a step beyond their waiting")
+        print(f"overhead of a step with 64 tiny workers: {1e3 * many:.1f} ms")
         records = median(tracing(8, 2000) for _ in range(options.rounds))
         share = 100 * records / 5e-3
-        print(f"tracing, 8 workers: {1e6 * records:.0f} us an update, {share:.1f} % of 5 ms")
+        print(f"tracing, 8 workers: {1e6 * records:.0f} us per update, {share:.1f} % of 5 ms")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many gradients a second the simulator simulates; `make bench` prints it.
+"""Measure how many gradients per second the simulator simulates; part of `make bench`.
 
-Each rule runs in turn, both ways side by side, five times; the medians are shown. The shell is the
-full event-driven simulator; the vectorised way serves where only computation times matter.
+Each rule runs five times, as `paceline simulate` runs it and with the event-driven shell alone.
+The table has the medians. `simulate` uses vectors where only computation times matter.
 """
 
 from statistics import median
@@ -24,7 +24,7 @@ CLUSTERS = {name: Cluster.parse(name) for name in ("exp:20ms,shift=50ms", "50ms 
 
 
 def by_default(policy: str, latency: str, spec: RunSpec) -> float:
-    """Gradients a second as `paceline simulate` runs it."""
+    """Return the gradients per second of `paceline simulate`."""
     began = perf_counter()
     trace = simulate(policy, CLUSTERS[latency], spec)
     took_s = perf_counter() - began
@@ -32,7 +32,7 @@ def by_default(policy: str, latency: str, spec: RunSpec) -> float:
 
 
 def by_the_shell(policy: str, latency: str, spec: RunSpec) -> float:
-    """Gradients a second by the event-driven shell."""
+    """Return the gradients per second of the event-driven shell."""
     began = perf_counter()
     decider = Decider(parse_policy(policy), spec)
     records = Shell(decider, CLUSTERS[latency], lambda update: None).run()
@@ -72,10 +72,10 @@ def main() -> None:
         ]
         for policy, latency, workers in specs
     ]
-    title = f"gradients simulated a second, medians of {ROUNDS}"
+    title = f"simulated gradients per second, medians of {ROUNDS}"
     columns = ["policy", "latency", "workers", "simulate", "shell alone", "x target"]
     print_table(title, columns, rows)
-    print(f"The target is {TARGET:,} a second with 100 workers.")
+    print(f"The target is {TARGET:,} per second with 100 workers.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How near a real run comes to the limit of the very schedule that it draws; `make bench`.
+"""Measure how close a real run comes to the limit of its schedule; part of `make bench`.
 
-Eight workers take 50 ms for a gradient, and in 5 of 100 cases an extra of 500 ms on average. Each
-draws its times from the seed, and the simulator draws the same, so that its time for an update is
-the prediction, and the limit: what it would take if nothing but waiting took any time.
+Eight workers take 50 ms for a gradient, and in 5 % of the cases 500 ms longer on average. Workers
+and simulator draw the same times from the same seed. So the simulator's time for an update is both
+a prediction and a limit: the time it would take if everything except the delays were free.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CASES: list[tuple[str, Late, int]] = [
 
 
 def measured(policy: str, spec: RunSpec, forkserver: ForkServer) -> Trace:
-    """The trace of a real run."""
+    """Train for real and return the trace."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             spec=spec,
@@ -53,22 +53,22 @@ def measured(policy: str, spec: RunSpec, forkserver: ForkServer) -> Trace:
 
 
 def step_ms(trace: Trace) -> float:
-    """Milliseconds from the first update to the last, for each."""
+    """Return the mean time between updates in milliseconds."""
     times = [update.t for update in trace.updates()]
     return 1e3 * (times[-1] - times[0]) / (len(times) - 1)
 
 
 def main() -> None:
-    """Read the options, and measure."""
+    """Read the options and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1, help="how many schedules to draw")
+    parser.add_argument("--seeds", type=int, default=1, help="number of schedules to draw")
     options = parser.parse_args()
     with ForkServer() as forkserver:
         measure(options.seeds, forkserver)
 
 
 def measure(seeds: int, forkserver: ForkServer) -> None:
-    """Measure and print."""
+    """Measure every case and print the table."""
     rows = []
     for policy, late, steps in CASES:
         for seed in range(seeds):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The models that the runtime is measured with, the same for Paceline and for DDP."""
+"""The models of the runtime benchmark, the same for Paceline and for DDP."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ __all__ = ["WORKLOADS", "Workload"]
 
 
 class Workload:
-    """A model, a batch that never changes, and how many steps to time."""
+    """A model, a fixed batch, and the number of steps to time."""
 
     def __init__(self, model: nn.Module, batch: Tensor, steps: int) -> None:
         self.model = model
@@ -16,18 +16,18 @@ class Workload:
         self.steps = steps
 
     def loss(self) -> Tensor:
-        """A scalar to go down from."""
+        """Return a scalar to minimize."""
         return self.model(self.batch).square().mean()
 
 
 def _stack(width: int, layers: int, batch: int, steps: int) -> Workload:
-    """Square layers without anything between: as little to compute for a parameter as can be."""
+    """Square layers with nothing between them: as little computation per parameter as possible."""
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
     return Workload(model, torch.randn(batch, width), steps)
 
 
 def _cnn() -> Workload:
-    """Some 100,000 parameters and much to compute with each."""
+    """About 100,000 parameters with much computation per parameter."""
     layers: list[nn.Module] = []
     channels = 3
     for width in (32, 64, 64):

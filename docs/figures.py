@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Make every figure of README.md and theory.md again: `make figures`.
+"""Draw the figures of README.md and docs/theory.md: `make figures`.
 
-The same code gives the same figures.
+The figures depend only on this code and on the files in docs/. The timeline is drawn from two
+recorded runs; `python docs/figures.py --record` records new ones.
 """
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from math import exp, gamma
 from pathlib import Path
@@ -11,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from scipy.stats import binom
 
 from paceline.lab.experiment import read_tables
@@ -34,18 +39,33 @@ from paceline.sim.fast import closing_times, draw_times
 from paceline.sim.orderstats import expected_finish_time, expected_order_statistic, finish_bounds
 from paceline.sim.planner import plan
 from paceline.spec import RunSpec
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Trace
 
 FOLDER = Path(__file__).parent / "figures"
 RESULTS = Path(__file__).parent / "results"
 COLOURS = ["#3366aa", "#dd7711", "#339955", "#bb3344", "#8855aa", "#777777"]
-CHEN = "1.4s + exp:150ms + 2% exp:1.2s"  # about the arrivals that Chen et al. measured
+CHEN = "1.4s + exp:150ms + 2% exp:1.2s"  # close to the arrivals that Chen et al. measured
 SEED = 1
+
+TIMELINE = FOLDER / "timeline"
+TIMELINE_RULES = {"sync": "sync.jsonl", "backup:1": "backup-1.jsonl"}
+TIMELINE_SLOW = "60ms + exp:8ms + 8% exp:200ms; worker 3 x2"
+STATES = {
+    "accepted": ("computing", "#4477aa"),
+    "late": ("computed, but too late", "#aa3377"),
+    "cancelled": ("cancelled", "#ee8833"),
+    "waiting": ("waiting", "#e6e6e6"),
+}
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all figures."""
     FOLDER.mkdir(exist_ok=True)
+    if "--record" in sys.argv[1:]:
+        record_timeline()
     for name, draw in (
+        ("timeline", draw_timeline),
         ("arrivals", draw_arrivals),
         ("late", draw_late),
         ("target", draw_target),
@@ -54,9 +74,63 @@ def main() -> None:
     ):
         figure = draw()
         path = FOLDER / f"{name}.png"
-        # No date and no version inside, so that nothing changes when nothing has changed.
-        figure.savefig(path, dpi=110, metadata={"Software": None})
+        # Without a date and a version in it, the file changes only if the figure does.
+        figure.savefig(path, dpi=150 if name == "timeline" else 110, metadata={"Software": None})
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
+
+
+def record_timeline() -> None:
+    """Train examples/digits.py under both rules and keep the traces."""
+    for rule, name in TIMELINE_RULES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            words = f"-m paceline run -w 4 --steps 13 --seed 6 --checkpoint-every 0 -p {rule}"
+            script = Path(__file__).parents[1] / "examples" / "digits.py"
+            options = ["--slow", TIMELINE_SLOW, "--run-dir", folder, str(script)]
+            subprocess.run([sys.executable, *words.split(), *options], check=True)
+            (TIMELINE / name).write_bytes(Path(folder, "trace.jsonl").read_bytes())
+
+
+def draw_timeline() -> Figure:
+    """What each worker does over time, under `sync` and under `backup:1`."""
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
+    shown: set[str] = set()
+    for axes, (rule, name) in zip(panels, TIMELINE_RULES.items(), strict=True):
+        trace = read_trace(TIMELINE / name)
+        first, *rest = [update.t for update in trace.updates()]
+        shown |= draw_workers(axes, trace, first, rest[-1])
+        axes.vlines([t - first for t in rest], -0.5, 3.5, color="black", linewidth=1.3)
+        waits = {"sync": "waits for all 4 workers", "backup:1": "takes the first 3 of 4"}[rule]
+        title = f"{rule} {waits}: {len(rest)} updates in {rest[-1] - first:.1f} s"
+        axes.set_title(title, loc="left", fontsize="large")
+    panels[-1].set_xlabel("seconds")
+    panels[-1].set_xlim(0, None)
+    handles = [Patch(color=STATES[s][1], label=STATES[s][0]) for s in STATES if s in shown]
+    line = panels[0].plot([], [], color="black", linewidth=1.3, label="update")
+    figure.legend(handles=[*handles, *line], loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def draw_workers(axes: Axes, trace: Trace, first: float, last: float) -> set[str]:
+    """Draw a row for each worker between two updates; return the states that occur."""
+    spans: list[tuple[int, str, float, float]] = []
+    for worker in range(trace.header.workers):
+        own = [g for g in trace.gradients() if g.worker == worker]
+        spans += [(worker, g.fate.value, g.asked_at, g.t) for g in own]
+        resumed = [*(g.asked_at for g in own[1:]), last]
+        spans += [(worker, "waiting", g.t, t) for g, t in zip(own, resumed, strict=True)]
+    spans = [(w, state, max(first, t), min(last, end)) for w, state, t, end in spans if end > first]
+    for worker, state, begin, end in spans:
+        if end > begin:
+            left = begin - first
+            axes.barh(worker, end - begin, left=left, height=0.72, color=STATES[state][1])
+            axes.plot([left, left], [worker - 0.36, worker + 0.36], "w", linewidth=1)
+    slow = trace.header.workers - 1
+    axes.set_yticks(range(slow + 1), [*(f"worker {i}" for i in range(slow)), f"slow worker {slow}"])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return {state for _, state, begin, end in spans if end > begin}
 
 
 def expected(distribution: Distribution, n: int) -> np.ndarray:

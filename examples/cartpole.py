@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Policy gradients (REINFORCE with a baseline) learn to balance a pole on a cart.
+"""Balance a pole on a cart with policy gradients (REINFORCE with a baseline).
 
 $ paceline run --workers 4 --policy backup:1 --steps 100 examples/cartpole.py
 server    | 100 updates of 300 samples in 19.9 s
@@ -16,16 +16,16 @@ import paceline
 
 parser = argparse.ArgumentParser(description="balance a pole on a cart")
 parser.add_argument("--lr", type=float, default=0.01)
-parser.add_argument("--steps", type=int, default=300, help="of a worker, at most")
+parser.add_argument("--steps", type=int, default=300, help="at most this many per worker")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
-EPISODES, MOMENTS = 8, 200  # a worker plays so many at once, for so many fiftieths of a second
-LIMITS = torch.tensor([2.4, torch.inf, 0.21, torch.inf])  # metres, and radians
+EPISODES, MOMENTS = 8, 200  # episodes that a worker plays at once; length in 1/50 s
+LIMITS = torch.tensor([2.4, torch.inf, 0.21, torch.inf])  # in metres and radians
 
 
 def move(state, right):
-    """The cart is pushed to the left or to the right (Barto, Sutton and Anderson 1983)."""
+    """Push the cart to the left or to the right (Barto, Sutton and Anderson 1983)."""
     _, speed, angle, spin = state.unbind(-1)
     sin, cos = angle.sin(), angle.cos()
     push = (20 * right - 10 + 0.05 * spin**2 * sin) / 1.1
@@ -35,11 +35,11 @@ def move(state, right):
 
 @torch.no_grad()
 def play(model):
-    """Play; returns the states, the actions, and 1 for as long as the pole stood, then 0."""
+    """Play; return the states, the actions, and 1 while the pole stood, 0 afterwards."""
     state, stood = torch.rand(EPISODES, 4) * 0.1 - 0.05, torch.ones(EPISODES)
     moments = []
-    # To the end, even if all poles have fallen: if bad games were over sooner, a rule that does not
-    # wait for the slow would learn from the bad ones.
+    # Play to the end even if all poles have fallen. If bad games ended sooner, a rule that doesn't
+    # wait for slow workers would learn mostly from bad games.
     for _ in range(MOMENTS):
         right = model(state)[:, 0].sigmoid().bernoulli()
         moments.append((state, right, stood))
@@ -49,7 +49,7 @@ def play(model):
 
 
 torch.manual_seed(args.seed)
-model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))  # what to do, and the baseline
+model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))  # the action and the baseline
 optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
 run = paceline.join()
@@ -57,10 +57,10 @@ model, optimizer = run.prepare(model, optimizer)
 
 returns = []
 for _ in range(args.steps):
-    if run.finished:  # without a loader, the loop looks for the end of the run itself
+    if run.finished:  # without a loader, the loop must check for the end of the run
         break
     states, rights, stood = play(model)
-    future = stood.flip(0).cumsum(0).flip(0)  # for how many moments it still stood
+    future = stood.flip(0).cumsum(0).flip(0)  # how long it still stood
     scores, baseline = model(states).unbind(-1)
     advantage = future / MOMENTS - baseline
     surprise = binary_cross_entropy_with_logits(scores, rights, reduction="none")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A character language model learns to write Python, from sources of the standard library.
+"""Train a character language model on Python source code from the standard library.
 
 $ paceline run --workers 4 --policy backup:1 --steps 300 examples/chars.py
 server    | 300 updates of 28800 samples in 15.0 s
@@ -22,7 +22,7 @@ import paceline
 
 parser = argparse.ArgumentParser(description="a character language model")
 parser.add_argument("--lr", type=float, default=0.005)
-parser.add_argument("--epochs", type=int, default=1, help="when it runs alone")
+parser.add_argument("--epochs", type=int, default=1, help="for use without paceline run")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -31,8 +31,8 @@ text = "".join(map(inspect.getsource, [argparse, inspect, typing]))
 letters = sorted(set(text))
 code = {letter: number for number, letter in enumerate(letters)}
 codes = torch.tensor([code[letter] for letter in text])
-pieces = codes.unfold(0, 33, 32)  # 32 letters each, and the one that follows
-test = torch.arange(len(pieces)) % 20 == 0  # every twentieth piece is for the test
+pieces = codes.unfold(0, 33, 32)  # 32 characters each, plus the next one
+test = torch.arange(len(pieces)) % 20 == 0  # every twentieth piece is for testing
 loader = DataLoader(TensorDataset(pieces[~test]), batch_size=32, shuffle=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small convolutional network learns to read handwritten digits.
+"""Train a small convolutional network to read handwritten digits.
 
 $ paceline run --workers 8 --policy backup:1 --steps 200 examples/digits.py
 server    | 200 updates of 22400 samples in 3.5 s
@@ -18,7 +18,7 @@ torch.manual_seed(0)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
 labels = torch.tensor(digits.target)
-test = torch.arange(len(images)) % 5 == 0  # every fifth image is for the test
+test = torch.arange(len(images)) % 5 == 0  # every fifth image is for testing
 loader = DataLoader(TensorDataset(images[~test], labels[~test]), batch_size=16, shuffle=True)
 
 model = nn.Sequential(
@@ -44,11 +44,11 @@ def accuracy():
 
 
 for _ in range(5):
-    for step, (inputs, targets) in enumerate(loader):  # in a run, until the last update is made
+    for step, (inputs, targets) in enumerate(loader):  # in a run, lasts until the run ends
         optimizer.zero_grad()
         loss = cross_entropy(model(inputs), targets)
         loss.backward()
-        optimizer.step()  # push, wait as the rule says, load
+        optimizer.step()  # push the gradient, wait as the rule says, load the new version
         run.log(loss=loss.item())
         if run.is_first and step % 5 == 0:
             run.log(accuracy=accuracy())

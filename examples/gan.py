@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A generative adversarial network learns to draw digits: two models, two optimizers.
+"""Train a generative adversarial network to draw digits: two models, two optimizers.
 
 $ paceline run --workers 4 --policy backup:1 --steps 1000 examples/gan.py
 server    | 1000 updates of 96000 samples in 6.4 s
@@ -18,7 +18,7 @@ import paceline
 
 parser = argparse.ArgumentParser(description="draw digits")
 parser.add_argument("--lr", type=float, default=0.002)
-parser.add_argument("--epochs", type=int, default=10, help="when it runs alone")
+parser.add_argument("--epochs", type=int, default=10, help="for use without paceline run")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -43,7 +43,7 @@ def draw(count):
 
 @torch.no_grad()
 def distance():
-    """The energy distance of drawn images and real ones: 0 if nothing tells them apart."""
+    """Return the energy distance between drawn and real images; 0 means identical."""
     drawn = draw(len(images))
     across, within = torch.cdist(images, drawn), torch.cdist(images, images)
     return (2 * across.mean() - within.mean() - torch.cdist(drawn, drawn).mean()).item()
@@ -63,7 +63,7 @@ for _ in range(args.epochs):
         g_optimizer.zero_grad()
         g_loss = softplus(-discriminator(draw(32))).mean()
         g_loss.backward()
-        g_optimizer.step()  # and another one: 1000 updates are 500 of each model
+        g_optimizer.step()  # another update: 1000 updates are 500 of each model
         run.log(d_loss=d_loss.item(), g_loss=g_loss.item())
 
 if run.is_first:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Logistic regression on the breast cancer data: a convex problem, whose optimum can be known.
+"""Logistic regression on the breast cancer data: a convex problem with a known optimum.
 
 $ paceline run --workers 4 --policy backup:1 --steps 300 examples/logistic.py
 server    | 300 updates of 14400 samples in 1.6 s
@@ -19,19 +19,19 @@ import paceline
 
 parser = argparse.ArgumentParser(description="logistic regression")
 parser.add_argument("--lr", type=float, default=1.0)
-parser.add_argument("--epochs", type=int, default=10, help="when it runs alone")
+parser.add_argument("--epochs", type=int, default=10, help="for use without paceline run")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
 x, y = map(torch.tensor, load_breast_cancer(return_X_y=True))
 x, y = (x - x.mean(0)) / x.std(0), y.double()
-test = torch.arange(len(x)) % 5 == 0  # every fifth patient is for the test
+test = torch.arange(len(x)) % 5 == 0  # every fifth patient is for testing
 loader = DataLoader(TensorDataset(x[~test], y[~test]), batch_size=16, shuffle=True)
 
 model = nn.Sequential(nn.Linear(30, 1), nn.Flatten(0)).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-scheduler = LambdaLR(optimizer, lambda update: 1 / (1 + update / 30))  # so that the noise dies out
+scheduler = LambdaLR(optimizer, lambda update: 1 / (1 + update / 30))  # so that the noise vanishes
 
 run = paceline.join()
 model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
@@ -48,7 +48,7 @@ for _ in range(args.epochs):
         loss = objective(inputs, targets)
         loss.backward()
         optimizer.step()
-        scheduler.step()  # in a run each update has made this step already
+        scheduler.step()  # in a run this does nothing: each update steps the scheduler
         run.log(loss=loss.item())
 
 if run.is_first:
@@ -62,6 +62,6 @@ if run.is_first:
         loss.backward()
         return loss
 
-    newton.step(closure)  # from here to the optimum: after the run, parameters are the script's own
+    newton.step(closure)  # to the optimum; after the run, a script may change its parameters
     gap = reached - closure().item()
     print(f"test accuracy {accuracy:.1%}, loss {reached:.5f}, {gap:.1e} above the optimum")

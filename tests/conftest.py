@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What holds for every test: no thread, no environment variable and no sleep is left to chance."""
+"""Rules for every test: it leaves no thread, changes no environment variable and never sleeps."""
 
 import os
 import sys
@@ -22,39 +22,40 @@ OUR_CODE = (
 
 SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST",
-    "TORCHINDUCTOR_CACHE_DIR",  # by torch, once
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # by scikit-learn, once
+    "TORCHINDUCTOR_CACHE_DIR",  # set once by torch
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # set once by scikit-learn
 )
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Count the lines of core and simulator in their own tests alone, and not in the long ones.
+    """Measure coverage only in the tests of core and sim, except the long ones.
 
-    It triples the time of a simulation. The marker of pytest-cov has no effect under pytest-xdist.
+    Coverage triples the time of a simulation, and pytest-cov's own marker has no effect under
+    pytest-xdist.
     """
-    counter = sys.gettrace()
-    is_theirs = {"core", "sim"} & set(item.path.relative_to(Path(__file__).parent).parts)
-    if not is_theirs or item.get_closest_marker("uncounted"):
+    tracer = sys.gettrace()
+    is_covered = {"core", "sim"} & set(item.path.relative_to(Path(__file__).parent).parts)
+    if not is_covered or item.get_closest_marker("uncounted"):
         sys.settrace(None)
     yield
-    sys.settrace(counter)
+    sys.settrace(tracer)
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_is_left_behind() -> Iterator[None]:
+def _no_leftover_threads() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     left = [thread for thread in threading.enumerate() if thread not in before]
     for thread in left:
-        thread.join(timeout=1.0)  # one that is just ending may end
+        thread.join(timeout=1.0)  # let it finish if it is about to
     names = [thread.name for thread in left if thread.is_alive()]
     if names:
         pytest.fail(f"the test left threads behind: {', '.join(names)}")
 
 
 @pytest.fixture(autouse=True)
-def _the_environment_is_as_it_was() -> Iterator[None]:
+def _unchanged_environment() -> Iterator[None]:
     def variables() -> dict[str, str]:
         return {k: v for k, v in os.environ.items() if k not in SET_BY_OTHERS}
 
@@ -62,7 +63,7 @@ def _the_environment_is_as_it_was() -> Iterator[None]:
     yield
     after = variables()
     changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
-    for name in changed:  # so that the next test is not blamed as well
+    for name in changed:  # restore it, or the next test would fail too
         if name in before:
             os.environ[name] = before[name]
         else:
@@ -72,8 +73,8 @@ def _the_environment_is_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_sleeps() -> Iterator[None]:
-    """Tests hold a race open with an event. The standard library may sleep (subprocess does)."""
+def _no_sleep() -> Iterator[None]:
+    """Fail tests that sleep: use an event instead. The standard library may (subprocess does)."""
     real_sleep = time.sleep
     slept: list[str] = []
 
@@ -88,13 +89,13 @@ def _nobody_sleeps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", sleep)
         yield
-    if slept:  # also when it was called on another thread, or the failure was caught
+    if slept:  # it was called on another thread, or the test caught the failure
         pytest.fail(f"the test slept at {', '.join(slept)}")
 
 
 @pytest.fixture
 def decide() -> Iterator[Callable[..., Decider]]:
-    """Make deciders; whatever a test does with them, every invariant holds at its end."""
+    """Create deciders, and check all of their invariants when the test ends."""
     made: list[Decider] = []
 
     def make(policy: str | Policy, workers: int = 3, **spec: Any) -> Decider:

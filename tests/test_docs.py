@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What README.md and docs/*.md promise: their links lead somewhere, what they show works.
+"""The documentation is true: links work, commands work, and shown output is real output.
 
-In fenced blocks every line that begins with `paceline`, or with that after a `$`, is run. Those of
-one block share a folder, so that one may read what another has written, and simulations make few
-updates. Add `# not run` to a line that cannot be run here. In a block that is opened with
-"console checked" nothing is shortened, and each line that is shown must be in the real output, in
-that order; a line of three dots stands for what is left out. Python with `>>>` is run as well.
+Every line in a fenced block that starts with `paceline`, or with `$ paceline`, is run. The commands
+of one block share a folder, so a command can read what an earlier one wrote. Simulations are cut to
+20 updates, except in a block that opens with "console checked": there, each shown line must be in
+the real output, in the same order, and a line of three dots stands for lines that are left out. Add
+`# not run` to a command that can't run here. Python with `>>>` runs as a doctest.
 """
 
 import doctest
@@ -20,20 +20,23 @@ from typer.testing import CliRunner
 from paceline.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 _FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)[^)]*\)")
-_ELSEWHERE = ("http://", "https://", "mailto:", "#")
+_EXTERNAL = ("http://", "https://", "mailto:")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced code block of a page."""
 
     page: Path
     line: int
-    kind: str  # what stands after the fence
+    kind: str  # the words after the opening fence
     text: str
 
     def __str__(self) -> str:
@@ -47,7 +50,7 @@ class Block:
 
     @property
     def shown(self) -> list[str]:
-        """The output that the page shows; a box or a space more or less does not matter."""
+        """Return the output that the page shows, ignoring table borders and extra spaces."""
         lines = (line for line in self.text.splitlines() if not line.startswith("$ "))
         return [_plain(line) for line in lines if line.strip() != "..."]
 
@@ -68,16 +71,31 @@ def _plain(line: str) -> str:
 BLOCKS = _blocks()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_and_image_exists(page: Path) -> None:
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ +(.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _is_broken(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return not target.exists() or (anchor != "" and anchor not in _anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_images_and_anchors_exist(page: Path) -> None:
     prose = _FENCE.sub("", page.read_text())
-    links = [link for link in _LINK.findall(prose) if not link.startswith(_ELSEWHERE)]
-    missing = [link for link in links if not (page.parent / link.partition("#")[0]).exists()]
-    assert missing == []
+    links = [link for link in _LINK.findall(prose) if not link.startswith(_EXTERNAL)]
+    assert [link for link in links if _is_broken(page, link)] == []
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.commands], ids=str)
-def test_every_command_that_is_shown_works(
+def test_shown_commands_work_and_print_what_is_shown(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,9 +114,9 @@ def test_every_command_that_is_shown_works(
         assert missing == [], "\n".join(output)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_that_is_shown_gives_what_is_shown(page: Path) -> None:
-    """The blocks of a page follow each other, as if typed one after the other."""
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_shown_python_prints_what_is_shown(page: Path) -> None:
+    """The blocks of a page run one after the other, in one namespace."""
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
     names: dict[str, object] = {}
     failures: list[str] = []
@@ -109,7 +127,19 @@ def test_python_that_is_shown_gives_what_is_shown(page: Path) -> None:
     assert not failures, "".join(failures)
 
 
-def test_the_quick_start_of_the_readme_is_the_first_example():
-    example = (ROOT / "examples" / "digits.py").read_text()
-    code = example[example.index("import torch\n") :]
-    assert code in [block.text for block in _blocks() if block.kind == "python"]
+def _quickstart() -> list[str]:
+    """Return the lines of the README's diff."""
+    [diff] = [b.text for b in BLOCKS if b.page.name == "README.md" and b.kind == "diff"]
+    return diff.splitlines()
+
+
+def test_quickstart_adds_exactly_three_lines_to_a_plain_script() -> None:
+    changed = [line for line in _quickstart() if line.startswith(("+", "-"))]
+    assert [line.split()[0] for line in changed] == ["+import", "+run", "+model,"]
+
+
+def test_quickstart_is_the_first_example() -> None:
+    """Every line of the diff is in examples/digits.py, in the same order."""
+    example = iter((ROOT / "examples" / "digits.py").read_text().splitlines())
+    lines = [line[1:] for line in _quickstart() if line.strip() not in ("", "...")]
+    assert [line for line in lines if line not in example] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline compare`: several rules on real processes, side by side."""
+"""`paceline compare`: several rules on real processes."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
 
-compare = import_module("paceline.cli.compare")  # not the verb, which has its name
+compare = import_module("paceline.cli.compare")  # the module, not the verb of the same name
 
 SOURCE = """
 data = torch.utils.data.TensorDataset(torch.randn(64, 4))
@@ -28,13 +28,13 @@ for (x,) in loader:
     optimizer.step()
 """
 
-# A script does not know its rule, but under async an update has one contributor.
+# A script doesn't know its rule, but under async an update has one contributor.
 UNDER_ASYNC = "    if run.last is not None and run.last.contributors == 1:\n        "
 
 
 @pytest.fixture
 def compared(call, script, forkserver, monkeypatch):
-    """Call it with these words, and the script."""
+    """Return a function that compares rules on a script."""
     monkeypatch.setattr(compare, "ForkServer", lambda _: nullcontext(forkserver))
 
     def call_it(*words, source=SOURCE):
@@ -45,12 +45,12 @@ def compared(call, script, forkserver, monkeypatch):
 
 
 def table(out):
-    """The header and the rows of the table that was printed."""
+    """Return the header and the rows of the printed table."""
     lines = out[out.index("rule ") :].partition("\n\n")[0].splitlines()
     return [re.split(r"  +", line.strip()) for line in lines]
 
 
-def test_each_rule_has_a_row_a_folder_and_its_part_of_the_report(compared, tmp_path):
+def test_each_rule_has_a_row_a_folder_and_a_section_of_the_report(compared, tmp_path):
     out_dir = tmp_path / "out"
     words = ("-w", 2, "--epochs", 2, "--slow", "2ms", "--target", "loss<=1e9", "--out", out_dir)
     code, out, err = compared(
@@ -71,7 +71,7 @@ def test_each_rule_has_a_row_a_folder_and_its_part_of_the_report(compared, tmp_p
         assert f"({figure})" in report
 
 
-def test_without_injected_delays_nothing_is_predicted(compared):
+def test_nothing_is_predicted_without_injected_delays(compared):
     code, out, _ = compared("-w", 2, "--steps", 3, "-p", "sync")
     assert code == 0
     assert "predicted" not in out
@@ -90,7 +90,7 @@ def test_without_injected_delays_nothing_is_predicted(compared):
         ),
     ],
 )
-def test_wrong_input_is_told_before_anything_is_run(call, script, words, what, tmp_path):
+def test_wrong_input_is_refused_before_anything_runs(call, script, words, what, tmp_path):
     path = script(SOURCE)
     code, out, err = call("compare", *words, path)
     assert (code, out) == (2, "")
@@ -106,27 +106,25 @@ def test_wrong_input_is_told_before_anything_is_run(call, script, words, what, t
         (4, ["sync", "backup:1", "backup:2", "softsync:2", "async"]),
     ],
 )
-def test_without_a_rule_those_are_compared_that_fit_the_number_of_workers(compared, workers, rules):
+def test_default_rules_depend_on_the_number_of_workers(compared, workers, rules):
     code, out, err = compared("-w", workers, "--samples", 8)
     assert code == 0, err
     assert [row[0] for row in table(out)] == ["rule", *rules]
 
 
-def test_a_target_of_something_that_is_never_logged_is_told_of_at_once_and_in_the_end(
-    compared, tmp_path
-):
+def test_target_that_is_never_logged_is_reported_at_once_and_at_the_end(compared, tmp_path):
     words = ("-w", 2, "--samples", 16, "-p", "sync", "-p", "async", "--out", tmp_path / "out")
     code, out, err = compared(*words, "--target", "acc>=0.9")
     assert code == 0, err
-    told = "The script never logged acc, so the target can't be reached; it logged loss."
-    said = [line for line in err.splitlines() if not line.startswith("worker")]
-    assert said == ["sync, 1 of 2", told, "async, 2 of 2"]
-    assert told in out.splitlines()
-    assert told in (tmp_path / "out" / "report.md").read_text().splitlines()
+    message = "The script never logged acc, so the target can't be reached; it logged loss."
+    lines = [line for line in err.splitlines() if not line.startswith("worker")]
+    assert lines == ["sync, 1 of 2", message, "async, 2 of 2"]
+    assert message in out.splitlines()
+    assert message in (tmp_path / "out" / "report.md").read_text().splitlines()
     assert [row[-2:] for row in table(out)[1:]] == [["not logged", "-"]] * 2
 
 
-def test_rules_that_have_learnt_from_unequal_numbers_of_samples_are_told_apart(compared):
+def test_different_numbers_of_samples_give_a_warning(compared):
     words = ("-w", 2, "-p", "sync", "-p", "async")
     _, out, _ = compared(*words, "--steps", 6)
     assert [row[:3:2] for row in table(out)] == [
@@ -141,8 +139,8 @@ def test_rules_that_have_learnt_from_unequal_numbers_of_samples_are_told_apart(c
     assert "different numbers" not in out
 
 
-def test_a_rule_with_nothing_to_predict_leaves_the_columns_as_they_are(compared):
-    """Under sync there is one update, and no time between two."""
+def test_rule_without_a_prediction_keeps_the_columns(compared):
+    """Under sync there is only one update, so no time between updates."""
     words = ("-w", 2, "-p", "sync", "-p", "async", "--slow", "exp:2ms", "--target", "loss<=1e9")
     code, out, err = compared(*words, "--samples", 8)
     assert code == 0, err
@@ -153,7 +151,7 @@ def test_a_rule_with_nothing_to_predict_leaves_the_columns_as_they_are(compared)
     assert "-" not in asynchronous
 
 
-def test_a_name_with_a_slash_in_it_has_a_figure_too(compared, tmp_path):
+def test_logged_name_with_a_slash_gets_a_figure(compared, tmp_path):
     source = SOURCE.replace("loss=loss.item()", "**{'train/loss': loss.item()}")
     words = ("-w", 1, "--steps", 2, "-p", "sync", "--out", tmp_path / "out")
     code, out, err = compared(*words, source=source)
@@ -162,10 +160,10 @@ def test_a_name_with_a_slash_in_it_has_a_figure_too(compared, tmp_path):
     assert (tmp_path / "out" / "train-loss.png").exists()
 
 
-# ------------------------------------------------------------------------------- when it goes wrong
+# ---- failures ----
 
 
-def test_a_script_that_makes_no_update_ends_the_comparison(compared, tmp_path):
+def test_script_without_updates_ends_the_comparison(compared, tmp_path):
     words = ("-w", 2, "-p", "sync", "-p", "async", "--out", "out")
     code, out, err = compared(*words, source="raise OSError")
     assert (code, out) == (1, "")
@@ -175,18 +173,18 @@ def test_a_script_that_makes_no_update_ends_the_comparison(compared, tmp_path):
     assert not (tmp_path / "out" / "async").exists()
 
 
-def test_a_rule_that_fails_is_left_out_and_the_others_are_compared(compared):
+def test_failing_rule_is_left_out_and_the_others_are_compared(compared):
     source = SOURCE + UNDER_ASYNC + "raise OSError('no luck')\n"
     words = ("-w", 2, "--samples", 32, "-p", "async", "-p", "sync", "--out", "out")
     code, out, err = compared(*words, source=source)
     assert code == 1
     assert [row[0] for row in table(out)] == ["rule", "sync"]
-    told = "async failed; see out/async."
-    assert told in out.splitlines()
-    assert told in err.splitlines()
+    message = "async failed; see out/async."
+    assert message in out.splitlines()
+    assert message in err.splitlines()
 
 
-def test_a_comparison_that_is_stopped_shows_what_was_completed(compared, tmp_path):
+def test_stopped_comparison_shows_the_completed_rules(compared, tmp_path):
     source = f"import os, signal\nto_stop = [{os.getpid()}]\n" + SOURCE + UNDER_ASYNC
     source += "while run.is_first and to_stop: os.kill(to_stop.pop(), signal.SIGINT)\n"
     words = ("-w", 2, "--samples", 400, "--out", "out")
@@ -200,7 +198,7 @@ def test_a_comparison_that_is_stopped_shows_what_was_completed(compared, tmp_pat
     assert not (tmp_path / "out" / "backup-1").exists()
 
 
-def test_an_interrupt_between_two_runs_stops_the_comparison_too(compared, monkeypatch):
+def test_interrupt_between_two_runs_stops_the_comparison(compared, monkeypatch):
     read = compare.read_trace
 
     def interrupted(path):

@@ -25,7 +25,7 @@ QUIET = "def trouble(run): pass\n"
 
 def begun(script, folder):
     """What is said of a run of two workers first."""
-    return f"2 workers under sync train {script}; folder {folder}"
+    return f"training {script} with 2 workers under sync; folder {folder}"
 
 
 def where(folder):
