@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The same training by PyTorch's own `DistributedDataParallel` on Gloo, in real processes.
+"""The same training with PyTorch's `DistributedDataParallel` on Gloo, in real processes.
 
-It has a file of its own because its processes must be able to import what they execute.
+It is in a module of its own because its processes must be able to import what they execute.
 """
 
 import multiprocessing
@@ -18,15 +18,15 @@ from plain import execute
 
 Weights = list[torch.Tensor]
 
-JOIN_S = 60.0  # for what takes a second
+JOIN_S = 60.0  # normally it takes a second
 
 
 def train_with_ddp(sources: Sequence[str], workers: int, steps: int, folder: Path) -> list[Weights]:
     """Train each source's model, one after the other, in one job; return their weights."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)  # so that torch is loaded once
+    context.set_forkserver_preload(PRELOAD)  # import torch only once
     processes = [
-        context.Process(target=_take_part, args=(rank, workers, list(sources), steps, folder))
+        context.Process(target=_run_rank, args=(rank, workers, list(sources), steps, folder))
         for rank in range(workers)
     ]
     for process in processes:
@@ -37,11 +37,11 @@ def train_with_ddp(sources: Sequence[str], workers: int, steps: int, folder: Pat
     return list(torch.load(folder / "weights.pt"))
 
 
-def _take_part(rank: int, workers: int, sources: list[str], steps: int, folder: Path) -> None:
+def _run_rank(rank: int, workers: int, sources: list[str], steps: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the name of this host resolves to
-    meeting_place = f"file://{folder / 'meeting-place'}"
-    distributed.init_process_group("gloo", meeting_place, rank=rank, world_size=workers)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # whatever this host's name resolves to
+    rendezvous = f"file://{folder / 'rendezvous'}"
+    distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=workers)
     weights = [_train(source, rank, steps) for source in sources]
     if rank == 0:
         torch.save(weights, folder / "weights.pt")
@@ -49,7 +49,7 @@ def _take_part(rank: int, workers: int, sources: list[str], steps: int, folder: 
 
 
 class _Loss(nn.Module):
-    """DDP averages the gradients of what goes through its `forward`: the loss, then."""
+    """The loss as a module, because DDP averages the gradients of what `forward` returns."""
 
     def __init__(self, source: str) -> None:
         super().__init__()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The same training without Paceline: what real runs are compared with.
+"""The same training without Paceline, as a reference for real runs.
 
-A test gives one source to both sides: a run executes it in its processes and goes on with `LOOP`,
-and `train` executes it here and goes on with a plain loop. The batch of a worker at a version
-follows from the two numbers alone.
+A test passes one source to both sides: a run executes it in its processes, followed by `LOOP`, and
+`train` executes it here, followed by a plain loop. The batch of a worker at a version depends on
+these two numbers only.
 """
 
 from typing import Any
 
 import torch
-import torch._dynamo  # making an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # optimizers import it, and it sets an environment variable
 
 IMPORTS = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
 
@@ -44,9 +44,9 @@ def wait_for(name):
         time.sleep(0.001)
 
 def be_late(run, last):
-    '''Worker 1 has turns at versions 0, 2, 4 ... and hands each in two updates too late.
+    '''Make worker 1 report its turns at versions 0, 2, 4, ... two updates too late.
 
-    To be called in each turn, before its gradient is handed in, and at the end.
+    Call it in each turn before the gradient is reported, and at the end.
     '''
     version = run.version
     if run.is_first:
@@ -60,14 +60,14 @@ def be_late(run, last):
 
 
 def execute(source: str) -> dict[str, Any]:
-    """Execute the source here; return its names."""
+    """Execute the source in this process; return its names."""
     names: dict[str, Any] = {}
     exec(IMPORTS + source, names)
     return names
 
 
 def train(source: str, steps: int, workers: int = 2) -> dict[str, Any]:
-    """Train in a plain loop, each step on the batches of all workers; return the names."""
+    """Train in a plain loop, each step over the batches of all workers; return the names."""
     names = execute(source)
     for version in range(steps):
         names["optimizer"].zero_grad()
@@ -78,10 +78,10 @@ def train(source: str, steps: int, workers: int = 2) -> dict[str, Any]:
 
 
 def weights(names: dict[str, Any]) -> list[torch.Tensor]:
-    """The weights of the model."""
+    """Return the weights of the model."""
     return [p.detach() for p in names["model"].parameters()]
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """All tensors are equal up to the rounding of sums in another order."""
+    """Check that all tensors are equal, up to rounding."""
     torch.testing.assert_close(actual, expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `run` tells a script, and what a script tells `run`."""
+"""The `Run` that a script sees: its attributes, its methods, and `prepare`."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ keep(run, told=told, lasts=lasts, waits=waits)
 """
 
 
-def test_a_run_tells_who_this_is_and_how_far_it_is(launch):
+def test_run_knows_its_worker_and_version(launch):
     ran = launch(SGD + TOLD_LOOP.replace("HOLD", ""), steps=3)
     assert (ran.code, ran.err) == (0, "")
     for worker, kept in ran.kept.items():
@@ -53,7 +53,7 @@ def test_all_gradients_of_a_synchronous_run_are_accepted(launch):
 
 
 @pytest.mark.parametrize("late", ["cancel", "finish"])
-def test_a_worker_is_told_that_its_gradient_was_late(launch, late):
+def test_last_says_that_the_gradient_was_late(launch, late):
     source = SGD + LATE + TOLD_LOOP.replace("HOLD", "be_late(run, 6)")
     ran = launch(source, steps=6, policy="backup:1", late=late)
     assert (ran.code, ran.err) == (0, "")
@@ -61,7 +61,7 @@ def test_a_worker_is_told_that_its_gradient_was_late(launch, late):
     assert ran.kept[1]["lasts"] == [("late", version, 2, 0) for version in (0, 2, 4)]
 
 
-def test_a_worker_is_told_how_stale_its_gradient_was(launch):
+def test_last_says_how_stale_the_gradient_was(launch):
     """Worker 1 computes at version 0 while worker 0 makes two updates."""
     hold = """
     if run.is_first and run.version == 2:
@@ -78,10 +78,10 @@ def test_a_worker_is_told_how_stale_its_gradient_was(launch):
     assert [update.contributors for update in ran.trace.updates()] == [(0,), (0,), (1,)]
 
 
-# ---------------------------------------------------------------------------------------- logging
+# ------------------------------------------------------------------------------------------ logging
 
 
-def test_what_scripts_log_is_averaged_by_samples_into_the_trace(launch):
+def test_logged_numbers_are_averaged_by_samples_into_the_trace(launch):
     ran = launch(
         """
 data = torch.utils.data.TensorDataset(torch.ones(64, 1))
@@ -115,7 +115,7 @@ for (x,) in loader:
         }
 
 
-def test_what_is_logged_with_a_late_gradient_does_not_count(launch):
+def test_numbers_logged_with_a_late_gradient_do_not_count(launch):
     loop = TOLD_LOOP.replace("    HOLD", "    run.log(who=run.worker)\n    be_late(run, 4)", 1)
     source = SGD + LATE + loop.replace("HOLD", "be_late(run, 4)")
     ran = launch(source, steps=4, policy="backup:1")
@@ -123,10 +123,10 @@ def test_what_is_logged_with_a_late_gradient_does_not_count(launch):
     assert [update.scalars for update in ran.trace.updates()] == [{"who": 0.0}] * 4
 
 
-# ------------------------------------------------------------------------------------ other calls
+# -------------------------------------------------------------------------------------- other calls
 
 
-def test_backward_of_the_run_computes_what_that_of_the_loss_does(launch):
+def test_run_backward_equals_loss_backward(launch):
     ran = launch(
         SGD
         + """
@@ -152,7 +152,7 @@ keep(run, weights=[p.detach().clone() for p in model.parameters()])
     assert_same(ran.kept[0]["weights"], weights(names))
 
 
-def test_prepare_returns_things_in_the_order_in_which_they_were_given(launch):
+def test_prepare_returns_objects_in_the_given_order(launch):
     ran = launch(
         SGD
         + """
@@ -174,7 +174,7 @@ while not run.finished:
     assert ran.kept == {0: expected, 1: expected}
 
 
-def test_one_thing_alone_is_returned_as_it_is(launch):
+def test_prepare_returns_a_single_object_itself(launch):
     ran = launch(
         SGD
         + """
@@ -190,7 +190,7 @@ while not run.finished:
     assert [kept["same"] for kept in ran.kept.values()] == [True, True]
 
 
-# ---------------------------------------------------------------------------------------- by hand
+# ------------------------------------------------------------------------------------------ by hand
 
 EPOCHS = """
 torch.manual_seed(0)
@@ -216,8 +216,8 @@ keep(run, steps=steps, version=run.version, first=run.is_first, epochs=len(loade
 """
 
 
-def test_the_same_script_runs_with_and_without_a_launcher(launch, script, tmp_path):
-    """By hand its epochs are its own; in a run the loader goes on until the last update."""
+def test_same_script_runs_with_and_without_a_launcher(launch, script, tmp_path):
+    """Alone it trains its own epochs; in a run the loader continues to the last update."""
     ran = launch(EPOCHS, steps=7)
     assert (ran.code, ran.err) == (0, "")
     for kept in ran.kept.values():
@@ -231,7 +231,7 @@ def test_the_same_script_runs_with_and_without_a_launcher(launch, script, tmp_pa
     assert kept == {"steps": [4, 4, 4], "version": 12, "first": True, "epochs": 4}
 
 
-def test_a_script_by_hand_is_a_run_of_one_worker():
+def test_script_started_by_hand_is_a_run_of_one_worker():
     names = execute(SGD)
     model, optimizer = names["model"], names["optimizer"]
     run = paceline.join()
@@ -256,7 +256,7 @@ def test_a_script_by_hand_is_a_run_of_one_worker():
         assert_same(weights(names), before)
 
 
-def test_a_script_by_hand_counts_the_steps_of_all_its_optimizers():
+def test_script_started_by_hand_counts_the_steps_of_all_optimizers():
     models = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     run = paceline.join()
@@ -266,7 +266,7 @@ def test_a_script_by_hand_counts_the_steps_of_all_its_optimizers():
     assert run.version == 3
 
 
-def test_a_script_by_hand_is_refused_what_a_run_refuses():
+def test_script_started_by_hand_is_refused_what_a_run_refuses():
     run = paceline.join()
     with pytest.raises(paceline.SpecError, match="got int"):
         run.prepare(3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The moving average of the weights, kept on the server and lent to a model for a while."""
+"""`run.averaged_weights()`: the server's moving average of the weights in a model."""
 
 import torch
 
@@ -33,7 +33,7 @@ keep(run, versions=versions, averages=averages)
 """
 
 
-def test_the_average_is_that_of_all_versions(launch):
+def test_average_is_over_all_versions(launch):
     ran = launch(SGD + LOOP, steps=5, ema=0.9)
     assert (ran.code, ran.err) == (0, "")
     for kept in ran.kept.values():
@@ -43,14 +43,14 @@ def test_the_average_is_that_of_all_versions(launch):
             assert_same(averages, mean)
 
 
-def test_without_an_average_the_weights_are_left_as_they_are(launch):
+def test_without_an_average_the_weights_are_unchanged(launch):
     ran = launch(SGD + LOOP, steps=3)
     for kept in ran.kept.values():
         assert_same(kept["averages"], kept["versions"])
 
 
-def test_the_run_goes_on_with_its_own_weights_whatever_happens_to_the_average(launch):
-    """The average is lent in the middle of a turn, and given back by an exception."""
+def test_run_continues_with_its_own_weights_after_the_averaged_ones(launch):
+    """The block is entered in the middle of a turn, and left by an exception."""
     disturbed = """
 run = paceline.join()
 model, optimizer = run.prepare(model, optimizer)
@@ -73,7 +73,7 @@ keep(run, weights=[p.detach().clone() for p in model.parameters()])
     assert_same(ran.kept[0]["weights"], plain.kept[0]["versions"][-1])
 
 
-def test_each_model_has_the_average_of_its_own_weights(launch):
+def test_each_model_gets_the_average_of_its_own_weights(launch):
     ran = launch(
         """
 torch.manual_seed(0)
@@ -108,7 +108,7 @@ keep(run, versions=versions, lent=lent)
         assert not torch.equal(means[0], now[0])
 
 
-def test_a_run_that_ends_meanwhile_leaves_its_last_weights(launch):
+def test_run_that_ends_inside_averaged_weights_leaves_the_last_weights(launch):
     source = (
         SETUP
         + """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Models of many kinds train on several workers as they do in a plain loop."""
+"""Models of many kinds train on several workers as in a plain loop."""
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)\n"
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_trains_as_in_a_plain_loop(launch, kind):
+def test_model_trains_as_in_a_plain_loop(launch, kind):
     source = SETUP + MODELS[kind] + SGD
     ran = launch(source + LOOP, steps=STEPS)
     assert ran.code == 0, ran.err
@@ -115,7 +115,7 @@ def test_a_model_trains_as_in_a_plain_loop(launch, kind):
 
 
 @pytest.mark.parametrize("policy", ["async", "backup:1", "softsync:2"])
-def test_a_model_of_several_types_trains_under_rules_that_add_one_by_one(launch, policy):
+def test_model_of_several_dtypes_trains_under_one_by_one_policies(launch, policy):
     ran = launch(
         SETUP + MODELS["several types"] + SGD + LOOP, steps=STEPS, policy=policy, min_workers=2
     )
@@ -125,8 +125,8 @@ def test_a_model_of_several_types_trains_under_rules_that_add_one_by_one(launch,
     assert dtypes == {torch.float64, torch.bfloat16, torch.float32}
 
 
-def test_an_embedding_with_a_largest_norm_is_scaled_in_the_worker_alone(launch):
-    """It changes its weights in the forward pass; those of the server are not for writing."""
+def test_embedding_with_max_norm_is_renormalized_in_the_worker_only(launch):
+    """It changes its weights in the forward pass, and the server's are read-only."""
     source = (
         SETUP
         + """
@@ -153,7 +153,7 @@ def loss_of(worker, version):
     assert_same([kept["weights"] for kept in ran.kept.values()], [[weight.detach()]] * 2)
 
 
-# ---------------------------------------------------------------------------------------- buffers
+# ------------------------------------------------------------------------------------------ buffers
 
 NORM = (
     SETUP
@@ -168,7 +168,7 @@ keep(run, weights=[p.detach().clone() for p in model.parameters()], buffers=list
 
 
 def train_normed(steps, workers):
-    """A plain loop in which each worker moves the statistics by itself; then they are averaged."""
+    """Train in a plain loop with separate statistics for each worker, averaged after each step."""
     names = execute(NORM)
     norm = names["model"][1]
     for version in range(steps):
@@ -187,7 +187,7 @@ def train_normed(steps, workers):
     return names
 
 
-def test_statistics_of_batch_norm_are_averaged_over_the_contributors(launch):
+def test_batch_norm_statistics_are_averaged_over_the_contributors(launch):
     ran = launch(NORM + LOOP + KEEP_BUFFERS, steps=STEPS)
     names = train_normed(STEPS, workers=[0, 1])
     for kept in ran.kept.values():
@@ -196,7 +196,7 @@ def test_statistics_of_batch_norm_are_averaged_over_the_contributors(launch):
         assert kept["buffers"][2].item() == STEPS
 
 
-def test_statistics_of_a_late_worker_do_not_count(launch):
+def test_batch_norm_statistics_of_a_late_worker_do_not_count(launch):
     loop = LOOP.replace("    optimizer.step()", f"    be_late(run, {STEPS})\n    optimizer.step()")
     ran = launch(
         f"{NORM}{LATE}{loop}be_late(run, {STEPS})\n{KEEP_BUFFERS}", steps=STEPS, policy="backup:1"
@@ -207,7 +207,7 @@ def test_statistics_of_a_late_worker_do_not_count(launch):
         assert_same(kept["buffers"], list(names["model"].buffers()))
 
 
-def test_a_newcomer_gets_everything_as_it_is_now(launch):
+def test_joining_worker_gets_the_current_state(launch):
     ran = launch(
         NORM
         + LATE
@@ -247,7 +247,7 @@ while not run.finished:
     assert_same(ran.kept[1]["tensors"], ran.kept[0]["tensors"])
 
 
-def test_a_buffer_that_a_module_makes_anew_travels_as_well(launch):
+def test_buffer_that_a_module_replaces_is_sent_as_well(launch):
     source = (
         SETUP
         + """
@@ -273,11 +273,11 @@ model = Centred()
     assert_same([kept["mean"] for kept in ran.kept.values()], [mean, mean])
 
 
-# --------------------------------------------------------------------------------------- compiled
+# ----------------------------------------------------------------------------------------- compiled
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_compiled_model_trains_as_in_a_plain_loop(launch, when):
+def test_compiled_model_trains_as_in_a_plain_loop(launch, when):
     source = SETUP + SGD
     compiled = 'model = torch.compile(model, backend="aot_eager")\n'
     if when == "before":
@@ -289,7 +289,7 @@ def test_a_compiled_model_trains_as_in_a_plain_loop(launch, when):
     assert_same(ran.kept[0]["weights"], weights(train(source, STEPS, workers=1)))
 
 
-def test_workers_drop_out_differently_though_their_script_seeds_them_alike(launch):
+def test_dropout_differs_between_workers_that_are_seeded_alike(launch):
     ran = launch(
         SETUP + SGD + LOOP + "keep(run, drawn=torch.rand(4), seed=torch.initial_seed())", steps=1
     )

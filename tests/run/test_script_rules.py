@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A plain script with two lines more runs under every rule, and its trace is sound."""
+"""A plain script with two more lines runs under every policy, and its trace is sound."""
 
 import pytest
 
@@ -34,7 +34,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_rule_trains_and_all_workers_end_with_the_same_weights(launch, policy):
+def test_every_policy_trains_and_all_workers_end_with_the_same_weights(launch, policy):
     ran = launch(SCRIPT, workers=3, steps=20, policy=policy)
     assert ran.code == 0
     assert len(list(ran.trace.updates())) == 20

@@ -49,7 +49,7 @@ keep(run, tensors=tensors, judge_state=of_judge.state_dict(), maker_state=of_mak
 """
 
 
-def test_a_gan_equals_a_plain_loop(launch):
+def test_gan_equals_a_plain_loop(launch):
     ran = launch(GAN + GAN_LOOP.replace("HOLD", ""), steps=8)
     assert (ran.code, ran.err) == (0, "")
     names = execute(GAN)
@@ -78,8 +78,8 @@ def test_a_gan_equals_a_plain_loop(launch):
 
 
 @pytest.mark.parametrize("policy", ["backup:1", "async", "ssp:1", "softsync:2", "batchsync:2"])
-def test_a_gan_trains_under_every_rule(launch, policy):
-    """Rules that mix the turns of workers mix their optimizers too, even in one update."""
+def test_gan_trains_under_every_policy(launch, policy):
+    """Policies that mix versions mix optimizers, too, even in one update."""
     ran = launch(GAN + GAN_LOOP.replace("HOLD", ""), steps=12, policy=policy, min_workers=2)
     assert (ran.code, ran.err) == (0, "")
     assert len(list(ran.trace.updates())) == 12
@@ -91,8 +91,8 @@ def test_a_gan_trains_under_every_rule(launch, policy):
     assert all(changed)
 
 
-def test_a_gan_is_not_confused_by_a_worker_that_is_late(launch):
-    """Worker 1 is two updates late each time; the others' updates alternate as ever."""
+def test_late_worker_does_not_disturb_a_gan(launch):
+    """Worker 1 is always two updates late; the others' updates still alternate."""
     ran = launch(
         GAN + LATE + GAN_LOOP.replace("HOLD", "be_late(run, 8)"), steps=8, policy="backup:1"
     )
@@ -118,8 +118,8 @@ keep(run, fates=fates)
 """
 
 
-def test_workers_that_begin_with_different_optimizers_come_into_step(launch):
-    """An update is for one optimizer: who came second with another one goes on to its next."""
+def test_workers_that_start_with_different_optimizers_synchronize(launch):
+    """An update is for one optimizer; a worker that reports another one continues with its next."""
     ran = launch(GAN + OUT_OF_STEP, steps=6)
     assert (ran.code, ran.err) == (0, "")
     fates = [kept["fates"] for kept in ran.kept.values()]

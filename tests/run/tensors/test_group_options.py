@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Settings of parameter groups: what a script changes is found, and the newest word holds."""
+"""Options of parameter groups: changes are found, and the newest one wins."""
 
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # optimizers import it, and it sets an environment variable
 from torch import nn
 
 from paceline.errors import ProtocolError
@@ -24,25 +24,25 @@ def optimizers():
     ]
 
 
-def test_what_nobody_changed_is_no_change(optimizers):
+def test_unchanged_options_are_no_changes(optimizers):
     assert KnownOptions(optimizers).changed() == []
 
 
-def test_a_change_is_told_once(optimizers):
+def test_change_is_returned_once(optimizers):
     known = KnownOptions(optimizers)
     optimizers[0].param_groups[0]["lr"] = 0.5
     assert known.changed() == [OptionChange(0, 0, "lr", 0.5)]
     assert known.changed() == []
 
 
-def test_what_the_server_has_set_is_no_change_of_the_script(optimizers):
+def test_option_set_by_the_server_is_no_change(optimizers):
     known = KnownOptions(optimizers)
     set_option(optimizers, OptionChange(0, 0, "lr", 0.5))
     known.read()
     assert known.changed() == []
 
 
-def test_a_learning_rate_that_is_changed_in_place_is_found(optimizers):
+def test_learning_rate_changed_in_place_is_found(optimizers):
     known = KnownOptions(optimizers)
     optimizers[1].param_groups[0]["lr"].fill_(0.5)
     assert known.changed() == [OptionChange(1, 0, "lr", 0.5)]
@@ -68,7 +68,7 @@ def test_a_learning_rate_that_is_changed_in_place_is_found(optimizers):
         (1, 0, "own", None, None),
     ],
 )
-def test_what_a_script_changes_travels(optimizers, number, group, name, value, travels_as):
+def test_changed_option_is_sent(optimizers, number, group, name, value, travels_as):
     known = KnownOptions(optimizers)
     optimizers[number].param_groups[group][name] = value
     [option] = known.changed()
@@ -79,21 +79,21 @@ def test_what_a_script_changes_travels(optimizers, number, group, name, value, t
 
 
 @pytest.mark.parametrize("value", [object(), {"a": 1}, {1}, torch.ones(2), ("a", "b"), (None, 1.0)])
-def test_what_cannot_travel_stays(optimizers, value):
+def test_option_that_cannot_be_sent_is_ignored(optimizers, value):
     known = KnownOptions(optimizers)
     optimizers[0].param_groups[0]["own"] = value
     assert known.changed() == []
 
 
-def test_an_option_is_set_where_it_belongs(optimizers):
+def test_option_is_set_in_its_group(optimizers):
     for option in (OptionChange(0, 1, "lr", 0.5), OptionChange(1, 0, "new", "text")):
         set_option(optimizers, option)
     assert [group["lr"] for group in optimizers[0].param_groups] == [0.1, 0.5]
     assert optimizers[1].param_groups[0]["new"] == "text"
 
 
-def test_a_learning_rate_that_is_a_tensor_stays_one(optimizers):
-    """Captured and compiled steps look at that very tensor."""
+def test_tensor_learning_rate_stays_the_same_tensor(optimizers):
+    """Captured and compiled steps refer to that tensor."""
     tensor = optimizers[1].param_groups[0]["lr"]
     set_option(optimizers, OptionChange(1, 0, "lr", 0.5))
     assert optimizers[1].param_groups[0]["lr"] is tensor
@@ -110,7 +110,7 @@ def test_a_learning_rate_that_is_a_tensor_stays_one(optimizers):
         (OptionChange(0, 0, "param_names", "a"), "the parameters of a group can't be changed"),
     ],
 )
-def test_an_option_of_nothing_is_refused_and_changes_nothing(optimizers, option, what):
+def test_option_of_an_unknown_group_is_refused_and_changes_nothing(optimizers, option, what):
     known = KnownOptions(optimizers)
     for use in (group_of, set_option):
         with pytest.raises(ProtocolError, match=what):
@@ -118,10 +118,10 @@ def test_an_option_of_nothing_is_refused_and_changes_nothing(optimizers, option,
     assert known.changed() == []
 
 
-# ------------------------------------------------------------------------------- who knows what
+# ----------------------------------------------------------------------------------- who knows what
 
 
-def test_everybody_is_told_what_it_does_not_know_yet():
+def test_worker_gets_the_changes_it_does_not_know():
     book = OptionBook()
     assert book.since(0) == ()
     first, second, third = (OptionChange(0, 0, name, 1.0) for name in ("a", "b", "c"))
@@ -132,17 +132,17 @@ def test_everybody_is_told_what_it_does_not_know_yet():
     assert book.since(book.edition) == ()
 
 
-def test_the_word_of_the_newer_version_holds():
+def test_change_at_the_newer_version_wins():
     book = OptionBook()
     old, new, same = (OptionChange(0, 0, "lr", value) for value in (0.1, 0.2, 0.3))
     assert book.enter(new, version=5)
     assert not book.enter(old, version=4)
     assert book.since(0) == (new,)
-    assert book.enter(same, version=5)  # the later word of one version
+    assert book.enter(same, version=5)  # the later change at one version
     assert book.since(0) == (same,)
 
 
-def test_a_change_that_was_changed_again_is_told_once():
+def test_option_that_was_changed_twice_is_returned_once():
     book = OptionBook()
     for version in range(10):
         book.enter(OptionChange(0, 0, "lr", version / 10), version)

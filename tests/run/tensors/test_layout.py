@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the processes of a run have in common, and where it lies in a region."""
+"""The tensors that the processes of a run share, and their layout in memory."""
 
 import os
 
 import pytest
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # optimizers import it, and it sets an environment variable
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -52,7 +52,7 @@ contents = st.builds(
 )
 
 
-def test_tensors_lie_apart_and_aligned_and_blocks_cover_them(monkeypatch):
+def test_tensors_are_disjoint_aligned_and_covered_by_blocks(monkeypatch):
     monkeypatch.setattr(layout, "SMALL_BYTES", 64)
 
     @unhurried
@@ -84,7 +84,7 @@ def test_tensors_lie_apart_and_aligned_and_blocks_cover_them(monkeypatch):
 
 @unhurried
 @given(contents)
-def test_what_is_done_to_the_blocks_is_done_to_every_tensor(contents):
+def test_operation_on_the_blocks_reaches_every_tensor(contents):
     found = Layout.of(contents)
     region, fd = Region.create(found.size, "test")
     os.close(fd)
@@ -102,7 +102,7 @@ def test_what_is_done_to_the_blocks_is_done_to_every_tensor(contents):
             assert torch.equal(tensor, torch.full_like(tensor, number + 1))
 
 
-def test_the_same_contents_are_laid_out_alike():
+def test_same_spec_gives_the_same_layout():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     common = gather([model], [SGD(model.parameters(), lr=0.1)])
     assert Layout.of(common.contents) == Layout.of(common.contents)
@@ -117,7 +117,7 @@ def test_memory_formats_are_kept_and_gaps_closed():
     assert found["gap"].stride == (2, 1)
 
 
-def test_everything_is_found_once_and_named():
+def test_gather_finds_every_tensor_once_and_names_it():
     shared = nn.Linear(2, 2, bias=False)
     first = nn.Sequential(shared, nn.BatchNorm1d(2, affine=False))
     second = nn.Sequential(shared, nn.Linear(2, 1, bias=False))
@@ -138,7 +138,7 @@ def test_everything_is_found_once_and_named():
     ]
 
 
-def test_constants_lie_in_a_region_of_their_own():
+def test_constants_have_a_memory_of_their_own():
     model = nn.Linear(2, 3)
     common = gather([model], [SGD([model.bias], lr=0.1)])
     section, size = lay_out_constants(common.contents)
@@ -146,10 +146,10 @@ def test_constants_lie_in_a_region_of_their_own():
     os.close(fd)
     [weight] = tensors(section, region)
     assert weight.shape == model.weight.shape
-    assert Layout.of(common.contents).size == ALIGNMENT  # for the bias alone
+    assert Layout.of(common.contents).size == ALIGNMENT  # only the bias
 
 
-# ------------------------------------------------------------------------------ what cannot be
+# ----------------------------------------------------------------------------------- what cannot be
 
 
 def lazy():
@@ -157,7 +157,7 @@ def lazy():
     return [model], [SGD([*model.parameters()], lr=0.1)]
 
 
-def whole_numbers():
+def integers():
     model = nn.Module()
     model.count = nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
     return [model], []
@@ -169,12 +169,12 @@ def complex_numbers():
     return [model], [SGD(model.parameters(), lr=0.1)]
 
 
-def two_masters():
+def two_optimizers():
     model = nn.Linear(2, 1)
     return [model], [SGD(model.parameters(), lr=0.1), SGD([model.bias], lr=0.1)]
 
 
-def one_memory():
+def same_memory():
     model = nn.Linear(2, 2)
     model.other = nn.Parameter(model.weight.data)
     return [model], [SGD(model.parameters(), lr=0.1)]
@@ -190,26 +190,26 @@ def overlapping():
     ("make", "what"),
     [
         (lazy, "weight has no shape yet; send one batch through the model before prepare"),
-        (whole_numbers, "count must be of floating point, got torch.int64"),
+        (integers, "count must be of floating point, got torch.int64"),
         (complex_numbers, "wave must be of floating point, got torch.complex64"),
-        (two_masters, "bias is stepped by two optimizers; give it to one of them"),
-        (one_memory, "weight and other are two parameters on one memory; tie them"),
+        (two_optimizers, "bias is stepped by two optimizers; give it to one of them"),
+        (same_memory, "weight and other are two parameters on one memory; tie them"),
         (overlapping, "one and two are two parameters on one memory; tie them"),
     ],
 )
-def test_what_no_run_can_hold_is_named(make, what):
+def test_gather_refuses_what_a_run_cannot_train(make, what):
     with pytest.raises(SpecError, match=what):
         gather(*make())
 
 
-def test_parameters_that_lie_between_the_numbers_of_each_other_are_apart():
+def test_interleaved_parameters_are_disjoint():
     flat, model = torch.zeros(6), nn.Module()
     model.one, model.two = nn.Parameter(flat[::2]), nn.Parameter(flat[1::2])
     common = gather([model], [SGD(model.parameters(), lr=0.1)])
     assert [spec.stride for spec in common.contents.optimizers[0].parameters] == [(1,), (1,)]
 
 
-def test_a_parameter_that_is_used_twice_is_one_parameter():
+def test_shared_parameter_is_one_parameter():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     common = gather([model], [SGD(model.parameters(), lr=0.1)])
@@ -221,18 +221,18 @@ def test_a_parameter_that_is_used_twice_is_one_parameter():
 
 
 @pytest.mark.parametrize("name", ["torch.nonsense", "torch.Tensor", "", "torch.", "__class__"])
-def test_a_type_that_is_none_is_named(name):
+def test_unknown_dtype_is_refused(name):
     with pytest.raises(SpecError, match="there is no type of tensors"):
         dtype_of(name)
 
 
 @pytest.mark.parametrize("name", ["torch.qint8", "torch.quint8", "torch.qint32"])
-def test_a_quantized_type_cannot_travel(name):
+def test_quantized_dtype_is_refused(name):
     with pytest.raises(SpecError, match="a quantized tensor"):
         dtype_of(name)
 
 
-# ---------------------------------------------------------------------------------- differences
+# -------------------------------------------------------------------------------------- differences
 
 MODEL = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 OURS = gather([MODEL], [SGD([*MODEL[0].parameters(), *MODEL[1].parameters()], lr=0.1)]).contents
@@ -273,11 +273,11 @@ def with_parameters(*parameters):
         (replace(OURS, constants=()), "it has 0 constants, the run has 2"),
     ],
 )
-def test_a_difference_is_told_with_both_sides(theirs, what):
+def test_difference_names_both_sides(theirs, what):
     assert difference(theirs, OURS) == what
 
 
-def test_another_order_in_memory_is_a_difference_that_can_be_seen():
+def test_difference_shows_other_strides():
     first, *others = ONE.parameters
     assert difference(with_parameters(replace(first, stride=(1, 3)), *others), OURS) == (
         "of its parameters one is 0.weight: torch.float32[3, 2] with strides [1, 3], "

@@ -1,31 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Large gradients: their memory is kept from step to step, and they are added up as they come."""
+"""How much memory is spare, and freed memory that a process keeps."""
 
-import os
 import platform
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
-import torch
 
-from paceline.run.launch.environment import large_pages
-
-LARGE = """
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600), nn.Linear(600, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-run = paceline.join()
-model, optimizer = run.prepare(model, optimizer)
-generator = torch.Generator().manual_seed(run.worker)
-while not run.finished:
-    optimizer.zero_grad()
-    model(torch.randn(2, 600, generator=generator)).square().mean().backward()
-    optimizer.step()
-weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-keep(run, weights=weights)
-"""
+from paceline.run.tensors.memory import spare_bytes
 
 AGAIN = """
 import resource
@@ -42,13 +26,13 @@ print(faults[-1] - faults[1])
 PAGES = (64 << 20) // 4096
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps as it likes")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 @pytest.mark.skipif(
     "[always]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(),
-    reason="pages are large here, so few of them tell nothing",
+    reason="huge pages cause too few page faults to count",
 )
 @pytest.mark.parametrize(("keep", "times"), [("", 4), ("keep_freed_memory()", 0)])
-def test_memory_that_is_kept_is_not_paid_for_again(keep, times):
+def test_kept_memory_causes_no_new_page_faults(keep, times):
     source = AGAIN.replace("KEEP", keep)
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, check=True
@@ -56,21 +40,86 @@ def test_memory_that_is_kept_is_not_paid_for_again(keep, times):
     assert round(int(done.stdout) / PAGES) == times
 
 
-def test_a_run_repeats_bit_for_bit_in_whatever_order_large_gradients_come(launch):
-    """The last worker comes first, so that others are added up before it, or not at all."""
-    slow = ["1ms; worker 0 x20", "1ms; worker 1 x20; worker 2 x40"]
-    runs = [launch(LARGE, workers=3, steps=4, slow=one) for one in slow]
-    assert [ran.code for ran in runs] == [0, 0]
-    first, second = (ran.kept[0]["weights"] for ran in runs)
-    assert torch.equal(first, second)
+MEMINFO = "MemTotal: 9000 kB\nMemAvailable: 1000 kB\nHugePages_Total: 0\n"
+V1 = "12:cpu,memory:/a/b\n11:pids:/\n"
+V2 = "0::/a/b\n"
 
 
-@pytest.mark.parametrize("told", [None, "0", "1"])
-def test_large_pages_are_asked_for_unless_somebody_has_said_otherwise(monkeypatch, told):
-    name = "THP_MEM_ALLOC_ENABLE"
-    monkeypatch.delenv(name, raising=False)
-    if told is not None:
-        monkeypatch.setenv(name, told)
-    with large_pages():
-        assert os.environ[name] == (told or "1")
-    assert os.environ.get(name) == told
+def group(limit, used, kept, shared, v1=False):
+    """Return the files of a control group."""
+    names = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+        if v1
+        else ("memory.max", "memory.current", "file", "shmem")
+    )
+    table = f"anon 5\n{names[2]} {kept}\n{names[3]} {shared}\n"
+    return {names[0]: f"{limit}\n", names[1]: f"{used}\n", "memory.stat": table}
+
+
+def inside(folder, files):
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "spare"),
+    [
+        ({}, inf),
+        ({"proc/meminfo": MEMINFO}, 1_024_000),
+        ({"proc/meminfo": "nonsense\n", "proc/self/cgroup": "nonsense:::"}, inf),
+        (
+            {"proc/self/cgroup": V2, **inside("sys/fs/cgroup/a/b", group(1000, 900, 300, 50))},
+            350,
+        ),
+        (
+            {"proc/self/cgroup": V2, **inside("sys/fs/cgroup/a/b", group("max", 900, 300, 50))},
+            inf,
+        ),
+        (
+            {
+                "proc/self/cgroup": V2,
+                **inside("sys/fs/cgroup/a/b", group(1000, 500, 0, 0)),
+                **inside("sys/fs/cgroup/a", group(700, 600, 0, 0)),
+            },
+            100,
+        ),
+        (
+            {"proc/self/cgroup": V2, **inside("sys/fs/cgroup", group(1000, 999, 0, 0))},
+            1,
+        ),
+        (
+            {
+                "proc/self/cgroup": V1,
+                "proc/meminfo": MEMINFO,
+                **inside("sys/fs/cgroup/memory/a/b", group(1000, 900, 300, 50, v1=True)),
+            },
+            350,
+        ),
+        (
+            {"proc/self/cgroup": V2, **inside("sys/fs/cgroup/a", group(1000, 1100, 0, 0))},
+            0,
+        ),
+    ],
+    ids=[
+        "nothing known",
+        "machine",
+        "nonsense",
+        "group",
+        "group without a limit",
+        "group in a group",
+        "container that sees only its own group",
+        "older groups",
+        "more used than allowed",
+    ],
+)
+def test_spare_bytes_is_the_least_that_the_machine_and_every_group_have_left(
+    tmp_path, files, spare
+):
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    assert spare_bytes(tmp_path) == spare
+
+
+def test_this_machine_has_spare_memory():
+    assert 0 < spare_bytes() < inf

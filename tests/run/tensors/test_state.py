@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""States of optimizers travel whole, and nothing travels that would come back as something else."""
+"""States survive packing unchanged; what wouldn't is refused."""
 
 import copy
 import enum
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # optimizers import it, and it sets an environment variable
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -25,7 +25,7 @@ from paceline.run.tensors.region import Region
 from paceline.run.tensors.state import pack, unpack
 
 
-def travel(tree):
+def round_trip(tree):
     body, fd = pack(tree, "state")
     try:
         return unpack(body, fd)
@@ -34,7 +34,7 @@ def travel(tree):
 
 
 def same(a, b):
-    """Whether the trees are equal; a tuple is equal to its list, and a NaN to a NaN."""
+    """Return whether the trees are equal; a tuple equals its list, and a NaN a NaN."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a.cpu(), b)
     if isinstance(a, dict):
@@ -49,12 +49,12 @@ OPTIMIZERS = {
     for name in dir(torch.optim)
     if isinstance(kind := getattr(torch.optim, name), type)
     and issubclass(kind, torch.optim.Optimizer)
-    and name not in ("Optimizer", "SparseAdam")  # the latter takes sparse gradients alone
+    and name not in ("Optimizer", "SparseAdam")  # the latter needs sparse gradients
 }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_state_of_every_optimizer_of_torch_comes_back_as_it_was(name):
+def test_state_of_every_torch_optimizer_survives(name):
     def make():
         torch.manual_seed(0)
         model = nn.Linear(3, 2, bias=False)
@@ -73,7 +73,7 @@ def test_the_state_of_every_optimizer_of_torch_comes_back_as_it_was(name):
     model, optimizer = make()
     step(model, optimizer)
     state = optimizer.state_dict()
-    found = travel(state)
+    found = round_trip(state)
     assert same(state, found)
 
     other_model, other = make()
@@ -114,8 +114,8 @@ trees = st.recursive(
 
 @unhurried
 @given(trees)
-def test_every_tree_comes_back_as_it_was(tree):
-    assert same(tree, travel(tree))
+def test_any_tree_survives(tree):
+    assert same(tree, round_trip(tree))
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_every_tree_comes_back_as_it_was(tree):
         ([inf, -inf, nan], [inf, -inf, nan]),
     ],
 )
-def test_what_has_a_plain_twin_comes_back_as_that(value, found):
-    assert same(found, travel(value))
+def test_value_with_a_plain_equivalent_comes_back_as_that(value, found):
+    assert same(found, round_trip(value))
 
 
-def test_tensors_of_any_layout_come_back_dense_in_the_order_of_their_dimensions():
-    """Fused optimizers take it for granted that a state lies as its parameter does."""
+def test_tensors_come_back_dense_with_their_order_of_dimensions():
+    """Fused optimizers assume that a state has the strides of its parameter."""
     base = torch.arange(24.0).reshape(4, 6)
     image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     for tensor, stride in (
@@ -146,18 +146,18 @@ def test_tensors_of_any_layout_come_back_dense_in_the_order_of_their_dimensions(
         (image, image.stride()),
         (torch.empty(3, 0, 2).transpose(0, 2), None),
     ):
-        found = travel(tensor)
+        found = round_trip(tensor)
         assert torch.equal(found, tensor)
         assert stride is None or found.stride() == stride
         assert not found.requires_grad
 
 
-def test_a_sparse_tensor_is_refused():
-    with pytest.raises(SpecError, match="the thing has a sparse tensor in it"):
-        pack([torch.eye(3).to_sparse()], "thing")
+def test_sparse_tensor_is_refused():
+    with pytest.raises(SpecError, match="the state contains a sparse tensor"):
+        pack([torch.eye(3).to_sparse()], "state")
 
 
-def test_what_came_back_is_a_copy_of_its_own():
+def test_unpacked_tensor_is_a_copy():
     given = torch.ones(3)
     body, fd = pack([given], "state")
     [first], [second] = unpack(body, fd), unpack(body, fd)
@@ -194,15 +194,15 @@ class Colour(enum.Enum):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_would_not_come_back_as_it_was_is_refused_by_name(value, name):
+def test_value_that_would_not_survive_is_refused_by_name(value, name):
     for tree in (value, {"state": [value]}):
-        with pytest.raises(SpecError, match=rf"the thing contains a .*{name}, which can't be sent"):
-            pack(tree, "thing")
+        with pytest.raises(SpecError, match=rf"the state contains a .*{name}, which can't be sent"):
+            pack(tree, "state")
 
 
-def test_a_number_beyond_64_bits_is_refused():
-    with pytest.raises(SpecError, match="the thing contains a number that can't be sent"):
-        pack({"seed": 2**64}, "thing")
+def test_number_beyond_64_bits_is_refused():
+    with pytest.raises(SpecError, match="the state contains a number that can't be sent"):
+        pack({"seed": 2**64}, "state")
 
 
 # --------------------------------------------------------------------------------- what is no state
@@ -251,7 +251,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_state_is_refused(name):
+def test_malformed_state_is_refused(name):
     body = BAD[name] if isinstance(BAD[name], bytes) else msgspec.msgpack.encode(BAD[name])
     _, fd = Region.create(64, "test")
     with pytest.raises(ProtocolError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A stream that goes on from a bookmark gives what would have followed, in a new process or not."""
+"""A stream that moves to a bookmark hands out what would have followed it."""
 
 from itertools import chain, islice
 
@@ -21,7 +21,7 @@ FATES = [Fate.ACCEPTED, Fate.ACCEPTED, Fate.LATE, Fate.STALE, Fate.NON_FINITE]
 
 
 class Numbers(Dataset):
-    """Tells of each sample that is loaded, and draws a random number for it."""
+    """Records each sample that is loaded, and draws a random number for it."""
 
     def __init__(self, calls=None):
         self.calls = calls if calls is not None else []
@@ -34,7 +34,7 @@ class Numbers(Dataset):
         return torch.tensor([index, torch.rand(()).item()])
 
 
-class Endlessly(IterableDataset):
+class NumberStream(IterableDataset):
     def __init__(self, calls=None):
         self.numbers = Numbers(calls)
 
@@ -45,17 +45,17 @@ class Endlessly(IterableDataset):
 OWN = {
     "shuffled": lambda calls=None: DataLoader(Numbers(calls), 3, shuffle=True),
     "in order": lambda calls=None: DataLoader(Numbers(calls), 4),
-    "without the rest": lambda calls=None: DataLoader(Numbers(calls), 2, True, drop_last=True),
+    "drop_last": lambda calls=None: DataLoader(Numbers(calls), 2, True, drop_last=True),
 }
 OTHERS = {
     "distributed": lambda calls=None: DataLoader(
         Numbers(calls), 2, sampler=DistributedSampler(range(SIZE), 2, 0, seed=3)
     ),
     "batches": lambda calls=None: DataLoader(Numbers(calls), batch_sampler=[[0, 1], [5], [2, 3]]),
-    "iterable": lambda calls=None: DataLoader(Endlessly(calls), 2),
+    "iterable": lambda calls=None: DataLoader(NumberStream(calls), 2),
     "a list": lambda calls=None: [torch.tensor([[i, 0.0]]) for i in range(5)],
 }
-SEEDED = {  # it goes on with its generator in the next loop, which nobody can go back in
+SEEDED = {  # its generator continues in the next loop, so a stream can't go back
     "seeded": lambda calls=None: DataLoader(
         Numbers(calls), 2, sampler=Subset(range(SIZE), torch.Generator().manual_seed(3))
     ),
@@ -64,7 +64,7 @@ LOADERS = {**OWN, **OTHERS, **SEEDED}
 
 
 class Script:
-    """What a worker's script does with one stream and one optimizer."""
+    """A worker's script with one stream and one optimizer."""
 
     def __init__(self, loader, requeue=True):
         self.batches = Batches(1)
@@ -79,7 +79,7 @@ class Script:
         return next(self.loop).tolist()
 
     def step(self, fate):
-        """Compute on what was handed out last, push, hear the fate, and be asked for a place."""
+        """Compute on the latest batch, push, receive this fate, and record the position."""
         self.batches.touch(0)
         self.batches.settle(0, fate)
         self.generators.read()
@@ -88,7 +88,7 @@ class Script:
         self.loop = None
 
     def train(self, fates):
-        """What is handed out, step by step; None: the script leaves its loop."""
+        """Return the batches, one for each fate; at None the script leaves its loop."""
         found = []
         for fate in fates:
             if fate is None:
@@ -99,7 +99,7 @@ class Script:
         return found
 
     def follow(self, other):
-        """Go on where that one is, and draw the numbers that it would draw."""
+        """Continue where the other script is, with its random numbers."""
         self.stream.move_to(other.stream.bookmark(), other.generators.remembered().restore)
         return self
 
@@ -108,16 +108,16 @@ def samples(found):
     return [int(number) for batch in found for number, _ in batch]
 
 
-# ------------------------------------------------------------------------------- in a new process
+# --------------------------------------------------------------------------------- in a new process
 
 
-def cut(kind, parts, requeue=True):
-    """What a run sees in all its parts, each of which is in a process of its own."""
+def train_in_parts(kind, parts, requeue=True):
+    """Return the batches of a run that is restarted after each part."""
     torch.manual_seed(0)
     script = Script(LOADERS[kind](), requeue)
     found = script.train(parts[0])
     for fates in parts[1:]:
-        torch.rand(3)  # a script begins with something else
+        torch.rand(3)  # a script may draw numbers before it trains
         script = Script(LOADERS[kind](), requeue).follow(script)
         found += script.train(fates)
     return found
@@ -129,36 +129,36 @@ def parts_of(fates):
 
 @settings(unhurried, max_examples=50)
 @given(st.sampled_from([*LOADERS]), parts_of(st.sampled_from(FATES)), st.booleans())
-def test_a_run_that_is_cut_anywhere_sees_what_it_would_have_seen(kind, parts, requeue):
-    """Whatever became of the gradients: what was to come again comes first."""
-    whole = cut(kind, [[*chain(*parts)]], requeue)
-    assert samples(cut(kind, parts, requeue)) == samples(whole)
+def test_resumed_run_sees_the_same_samples_as_an_uninterrupted_one(kind, parts, requeue):
+    """Batches to hand out again come first, whatever the fates were."""
+    whole = train_in_parts(kind, [[*chain(*parts)]], requeue)
+    assert samples(train_in_parts(kind, parts, requeue)) == samples(whole)
 
 
 @settings(unhurried, max_examples=50)
 @given(st.sampled_from([*LOADERS]), parts_of(st.sampled_from([Fate.ACCEPTED, Fate.NON_FINITE])))
-def test_the_random_numbers_in_the_batches_are_those_that_it_would_have_seen(kind, parts):
-    """But where a batch comes again it is loaded again, and numbers are drawn for that."""
-    assert cut(kind, parts) == cut(kind, [[*chain(*parts)]])
+def test_resumed_run_draws_the_same_random_numbers_for_its_batches(kind, parts):
+    """Only if no batch comes again: loading it once more draws more numbers."""
+    assert train_in_parts(kind, parts) == train_in_parts(kind, [[*chain(*parts)]])
 
 
 @settings(unhurried, max_examples=30)
 @given(st.data())
-def test_a_script_may_leave_its_loop_and_begin_another(data):
+def test_resumed_script_may_leave_its_loop_and_begin_another(data):
     kind = data.draw(st.sampled_from([*OWN, *OTHERS]))
-    # Elsewhere than in our own order, what was dropped in one loop cannot be found in the next.
+    # Without our own order, a batch that was dropped in one loop can't be found in the next.
     last = [None] if kind in OWN else [Fate.ACCEPTED, None]
     loops = data.draw(st.lists(parts_of(st.sampled_from(FATES)), min_size=2, max_size=3))
     parts = [[]]
     for number, loop in enumerate(loops):
         parts[-1] += [*(last if number else []), *loop[0]]
         parts += loop[1:]
-    whole = cut(kind, [[*chain(*parts)]])
-    assert samples(cut(kind, parts)) == samples(whole)
+    whole = train_in_parts(kind, [[*chain(*parts)]])
+    assert samples(train_in_parts(kind, parts)) == samples(whole)
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_what_was_accepted_is_every_batch_once_in_its_turn(kind):
+def test_every_batch_is_accepted_once_and_in_order_across_restarts(kind):
     plain = Script(LOADERS[kind]()).train([Fate.ACCEPTED] * 12)
     script, accepted = Script(LOADERS[kind]()), []
     for fate in [Fate.LATE, Fate.ACCEPTED, Fate.LATE, Fate.LATE, Fate.ACCEPTED] * 6:
@@ -169,7 +169,7 @@ def test_what_was_accepted_is_every_batch_once_in_its_turn(kind):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_what_was_fetched_before_it_is_needed_comes_again(kind):
+def test_prefetched_batch_comes_again(kind):
     script = Script(LOADERS[kind]())
     script.train([Fate.ACCEPTED] * 2)
     script.next()
@@ -186,8 +186,8 @@ def test_what_was_fetched_before_it_is_needed_comes_again(kind):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_what_waits_for_its_step_comes_again(kind):
-    """Gradients are accumulated over three batches, and the server is lost before the step."""
+def test_batches_of_a_pending_gradient_come_again(kind):
+    """A gradient is accumulated over three batches, and the server is lost before the step."""
     script = Script(LOADERS[kind]())
     plain = script.train([Fate.ACCEPTED, Fate.LATE])
     waiting = []
@@ -200,7 +200,7 @@ def test_what_waits_for_its_step_comes_again(kind):
     assert samples(waiting[:1]) == samples(plain[1:])
 
 
-def test_what_was_to_come_again_is_not_lost_when_the_loop_is_left():
+def test_dropped_batch_is_not_lost_when_the_script_leaves_its_loop():
     script = Script(OWN["shuffled"]())
     script.stream.move_to(Bookmark(2, 7, ((0, 1), (2, 3), (1, 4))), lambda: None)
     first = script.train([Fate.ACCEPTED, None])
@@ -214,7 +214,7 @@ def test_what_was_to_come_again_is_not_lost_when_the_loop_is_left():
     assert script.stream.bookmark() == Bookmark(3, 0)
 
 
-def test_an_evaluation_is_no_part_of_it():
+def test_evaluation_does_not_move_the_bookmark():
     script = Script(OWN["shuffled"]())
     script.train([Fate.ACCEPTED] * 2 + [Fate.LATE])
     before = script.stream.bookmark()
@@ -225,7 +225,7 @@ def test_an_evaluation_is_no_part_of_it():
     assert samples(script.train([Fate.ACCEPTED] * 3)) == expected
 
 
-def test_a_place_far_away_is_found_without_loading_what_lies_before_it():
+def test_moving_far_ahead_loads_nothing_on_the_way():
     for kind, make in OWN.items():
         calls = []
         script = Script(make(calls))
@@ -234,7 +234,7 @@ def test_a_place_far_away_is_found_without_loading_what_lies_before_it():
         assert len(calls) == len(samples(found)), kind
 
 
-def test_the_processes_of_a_loader_that_are_ahead_do_not_count():
+def test_batches_prefetched_by_loader_processes_do_not_count():
     def make():
         return DataLoader(Numbers(), 2, shuffle=True, num_workers=1, prefetch_factor=4)
 
@@ -245,28 +245,28 @@ def test_the_processes_of_a_loader_that_are_ahead_do_not_count():
     follower = Script(make()).follow(script)
     found += samples(follower.train([Fate.ACCEPTED] * 2))
     assert found == [*whole[:4], *whole[2:8]]
-    for one in (script, follower):  # so that those processes end here
+    for one in (script, follower):  # end the loader processes
         one.leave_the_loop()
 
 
-# --------------------------------------------------------------------------------- while it lives
+# -------------------------------------------------------------------------------- in a live process
 
 
 @pytest.mark.parametrize("kind", OWN)
-def test_a_living_stream_with_an_order_of_its_own_goes_back(kind):
+def test_live_stream_with_its_own_order_goes_back(kind):
     torch.manual_seed(0)
     script = Script(OWN[kind]())
     script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED])
     bookmark, remembered = script.stream.bookmark(), script.generators.remembered()
     expected = script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE])
     assert script.stream.can_go_back
-    script.stream.move_to(bookmark, remembered.restore)  # its server has come back
+    script.stream.move_to(bookmark, remembered.restore)  # the server was restarted
     assert script.stream.bookmark() == bookmark
     assert script.train([Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.LATE]) == expected
 
 
 @pytest.mark.parametrize("kind", OWN)
-def test_a_living_stream_goes_back_into_a_loop_that_was_left(kind):
+def test_live_stream_goes_back_into_a_loop_that_was_left(kind):
     script = Script(OWN[kind]())
     script.train([Fate.ACCEPTED] * 2)
     bookmark = script.stream.bookmark()
@@ -277,32 +277,32 @@ def test_a_living_stream_goes_back_into_a_loop_that_was_left(kind):
 
 
 @pytest.mark.parametrize("kind", {**OTHERS, **SEEDED})
-def test_a_living_stream_without_one_goes_on(kind):
+def test_live_stream_with_a_foreign_order_continues(kind):
     calls = []
     fates = [Fate.ACCEPTED, Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.ACCEPTED]
     expected = samples(Script(LOADERS[kind]()).train(fates))
     script = Script(LOADERS[kind]())
     found = samples(script.train(fates[:3]))
     assert not script.stream.can_go_back
-    script.stream.move_to(Bookmark(0, 1), lambda: calls.append("then"))
+    script.stream.move_to(Bookmark(0, 1), lambda: calls.append("callback"))
     assert found + samples(script.train(fates[3:])) == expected
     assert calls == []
 
 
-# --------------------------------------------------------------------------------- when it is done
+# ------------------------------------------------------------------------------------- the callback
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind != "a list"])
 @pytest.mark.parametrize("bookmark", [Bookmark(0, 0), Bookmark(0, 2), Bookmark(0, 2, ((0, 1),))])
-def test_what_is_to_be_done_is_done_just_before_the_first_batch_is_loaded(kind, bookmark):
+def test_callback_runs_just_before_the_first_batch_is_loaded(kind, bookmark):
     calls = []
     script = Script(LOADERS[kind](calls))
-    script.stream.move_to(bookmark, lambda: calls.append("then"))
+    script.stream.move_to(bookmark, lambda: calls.append("callback"))
     assert calls == []
     first = samples([script.next()])
     second = samples([script.next()])
-    skipped = calls.index("then")
-    assert calls.count("then") == 1
+    skipped = calls.index("callback")
+    assert calls.count("callback") == 1
     if kind in OWN:
         assert skipped == 0
         assert calls[1:] == first + second
@@ -312,7 +312,7 @@ def test_what_is_to_be_done_is_done_just_before_the_first_batch_is_loaded(kind, 
         assert calls[skipped + 1 :] == first + second
 
 
-def test_of_two_streams_each_goes_on_with_the_numbers_that_it_would_have_drawn():
+def test_two_resumed_streams_draw_the_random_numbers_they_would_have_drawn():
     def make():
         scripts = [Script(OWN["shuffled"]()), Script(OWN["in order"]())]
         return scripts, PositionTracker()
@@ -326,17 +326,17 @@ def test_of_two_streams_each_goes_on_with_the_numbers_that_it_would_have_drawn()
         return found
 
     torch.manual_seed(0)
-    scripts, where = make()
+    scripts, tracker = make()
     for script in scripts:
-        where.add(script.stream)
+        tracker.add(script.stream)
     train(scripts, 3)
-    where.record()
-    told = where.encode()
+    tracker.record()
+    position = tracker.encode()
     expected = train(scripts, 3)
     torch.manual_seed(1)
-    scripts, where = make()
-    where.move_to(told)
+    scripts, tracker = make()
+    tracker.move_to(position)
     for script in scripts:
-        where.add(script.stream)
+        tracker.add(script.stream)
     torch.rand(5)
     assert train(scripts, 3) == expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batches whose gradient was dropped come again, so that no sample is lost silently."""
+"""Batches of dropped gradients come again, so that no sample is lost silently."""
 
 import pytest
 
@@ -34,14 +34,14 @@ HOLD
 
 
 def batches(ran, worker):
-    """The numbers of the batches that a worker got, in order."""
+    """Return the numbers of the batches that a worker got, in order."""
     return [number for number, _ in ran.kept[worker]["turns"]]
 
 
 @pytest.mark.parametrize("backward", ["loss.backward()", "run.backward(loss)"])
 @pytest.mark.parametrize("late", ["cancel", "finish"])
 @pytest.mark.parametrize("requeue", [True, False])
-def test_a_batch_that_was_late_comes_again(launch, backward, late, requeue):
+def test_batch_of_a_late_gradient_comes_again(launch, backward, late, requeue):
     source = LATE + LOOP.replace("HOLD", "be_late(run, 8)").replace("BACKWARD", backward)
     ran = launch(source, steps=8, policy="backup:1", late=late, requeue=requeue)
     assert (ran.code, ran.err) == (0, "")
@@ -81,7 +81,7 @@ be_late(run, 4)
     assert batches(ran, 1) == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_batch_that_comes_again_survives_a_loop_that_is_left_and_begun_anew(launch):
+def test_requeued_batch_survives_a_loop_that_is_left_and_restarted(launch):
     loop = """
 while not run.finished:
     for x in loader:
@@ -96,11 +96,11 @@ be_late(run, 4)
     ran = launch(LATE + STREAM + loop + KEEP, steps=4, policy="backup:1")
     assert (ran.code, ran.err) == (0, "")
     assert batches(ran, 1) == [0, 0]
-    assert batches(ran, 0) == [0, 0, 0, 0], "each loop begins the loader anew"
+    assert batches(ran, 0) == [0, 0, 0, 0], "each loop restarts the loader"
 
 
-def test_a_batch_whose_gradient_is_not_finite_does_not_come_again(launch):
-    """It would not be finite once more, and its worker would never give anything again."""
+def test_batch_of_a_non_finite_gradient_does_not_come_again(launch):
+    """It would be non-finite again, and its worker would never get on."""
     spoil = "loss = loss * float('inf') if x[0] == 2 else loss"
     source = LOOP.replace("HOLD", "").replace("BACKWARD", f"{spoil}\n    loss.backward()")
     ran = launch(source, workers=1, steps=4)
@@ -109,14 +109,14 @@ def test_a_batch_whose_gradient_is_not_finite_does_not_come_again(launch):
     assert [fate for _, fate in ran.kept[0]["turns"]][1] == "non-finite"
 
 
-def test_a_gradient_that_the_script_throws_away_is_the_script_s_own_affair(launch):
+def test_batch_that_the_script_skips_does_not_come_again(launch):
     loop = """
 for x in loader:
     optimizer.zero_grad()
     model(x.reshape(-1, 1)).mean().backward()
     turns.append((x[0].item() / 2, ""))
     if x[0] == 2:
-        continue  # as after a look at the norm of the gradient
+        continue  # as a script does that checks the norm
     optimizer.step()
 """
     ran = launch(STREAM + loop + KEEP, workers=1, steps=4)

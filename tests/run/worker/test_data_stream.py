@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A worker's data: a stream that ends with the run, in an order of the worker's own."""
+"""Streams in real runs: their end, their order, and the samples that they count."""
 
 import pytest
 import torch
@@ -34,22 +34,22 @@ keep(run, seen=seen, version=run.version, finished=run.finished)
 SHUFFLED = DATA + "loader = DataLoader(data, batch_size=4, shuffle=True)\n" + LOOP
 
 
-# -------------------------------------------------------------------------------------- its end
+# ------------------------------------------------------------------------------------------ its end
 
 
 @pytest.mark.parametrize(
     ("policy", "options", "updates"),
     [
         ("sync", {"steps": 5}, 5),
-        ("sync", {"samples": 20}, 3),  # of 8 each
+        ("sync", {"samples": 20}, 3),  # 8 per update
         ("sync", {"epochs": 1}, 3),
         ("sync", {"epochs": 1.5}, 5),
         ("sync", {"steps": 2, "epochs": 1.5}, 2),  # whichever comes first
-        ("async", {"samples": 18}, 5),  # of 4 each
+        ("async", {"samples": 18}, 5),  # 4 per update
         ("async", {"epochs": 0.5}, 3),
     ],
 )
-def test_a_stream_ends_with_the_last_update(launch, policy, options, updates):
+def test_stream_ends_with_the_last_update(launch, policy, options, updates):
     ran = launch(SHUFFLED, policy=policy, min_workers=2, **{"steps": None, **options})
     assert (ran.code, ran.err) == (0, "")
     assert len(list(ran.trace.updates())) == updates
@@ -95,27 +95,27 @@ def test_how_many_samples_a_batch_has(batch, samples):
     assert count_samples(batch) == samples
 
 
-# ------------------------------------------------------------------------------------- its order
+# ---------------------------------------------------------------------------------------- its order
 
 
 def orders(ran):
-    """What each worker saw, sample by sample."""
+    """Return the samples that each worker saw, in order."""
     return [[x for batch in ran.kept[w]["seen"] for x in batch] for w in sorted(ran.kept)]
 
 
-def test_the_order_of_a_worker_follows_from_the_seed_and_its_number_alone(launch):
+def test_order_of_a_worker_depends_only_on_the_seed_and_its_number(launch):
     first, second = orders(launch(SHUFFLED, steps=12, seed=1))
     for one in (first, second):
         assert sorted(one[:SIZE]) == sorted(one[SIZE:]) == list(range(SIZE))
         assert one[:SIZE] != one[SIZE:]
     assert first != second
-    # Neither what the script seeds nor how many there are matters.
+    # Neither the script's own seed nor the number of workers matters.
     again = orders(launch(f"torch.manual_seed(7)\n{SHUFFLED}", workers=3, steps=12, seed=1))
     assert again[:2] == [first, second]
     assert orders(launch(SHUFFLED, workers=1, steps=12, seed=2))[0] != first
 
 
-def test_without_shuffling_each_worker_begins_at_a_place_of_its_own(launch):
+def test_without_shuffling_each_worker_starts_at_its_own_offset(launch):
     ran = launch(SHUFFLED.replace("shuffle=True", "shuffle=False"), workers=3, steps=8)
     for worker, seen in enumerate(orders(ran)):
         assert seen == [(worker * 8 + i) % SIZE for i in range(32)]
@@ -149,7 +149,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_what_a_script_brings_of_its_own_is_kept_and_repeated(launch, kind):
+def test_order_that_a_script_brings_is_kept_and_repeated(launch, kind):
     ran = launch(f"{DATA}{COUNTING}loader = {KEPT[kind]}\n{LOOP}", steps=3)
     assert (ran.code, ran.err) == (0, "")
     for kept in ran.kept.values():
@@ -159,7 +159,7 @@ def test_what_a_script_brings_of_its_own_is_kept_and_repeated(launch, kind):
         assert kept["seen"] == SEEN.get(kind, kept["seen"])
 
 
-def test_a_sampler_that_wants_to_know_is_told_the_epoch(launch):
+def test_set_epoch_of_a_sampler_is_called(launch):
     sampler = """
 class Own(Sampler):
     epoch = -1
@@ -174,14 +174,14 @@ loader = DataLoader(data, batch_size=2, sampler=Own())
     assert ran.kept[0]["seen"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
 
 
-def test_a_stream_has_the_length_and_the_data_set_of_its_loader(launch):
+def test_stream_has_the_length_and_the_data_set_of_its_loader(launch):
     told = "keep(run, told=(len(loader), loader.batch_size, len(loader.dataset)))\n"
     ran = launch(SHUFFLED + told, workers=1, steps=1)
     assert ran.kept[0]["told"] == (6, 4, SIZE)
 
 
 @pytest.mark.parametrize("options", ["", ", persistent_workers=True", ", prefetch_factor=4"])
-def test_a_loader_with_processes_of_its_own_works_and_ends_cleanly(launch, options):
+def test_loader_with_worker_processes_works_and_ends_cleanly(launch, options):
     plain = launch(SHUFFLED, steps=8)
     loader = f"batch_size=4, shuffle=True, num_workers=1{options}"
     ended = """
@@ -229,15 +229,15 @@ keep(run, here=here, there=x)
 """
 
 
-def test_the_processes_of_a_loader_do_not_hold_the_connection_to_the_server(launch):
-    """Or the server would not learn of the worker's death from its end."""
+def test_loader_processes_do_not_keep_the_connection_to_the_server_open(launch):
+    """Otherwise the server wouldn't notice the death of the worker."""
     ran = launch(INHERITED, workers=1, steps=2)
     assert (ran.code, ran.err) == (0, "")
     assert ran.kept[0]["here"] == 1.0
     assert ran.kept[0]["there"].tolist() == [0.0, 0.0]
 
 
-# ------------------------------------------------------------------------------------- its weight
+# --------------------------------------------------------------------------------------- its weight
 
 
 def test_gradients_are_weighted_by_their_samples(launch):
@@ -285,14 +285,14 @@ for turn, (x,) in enumerate(loader):
 """
 
 
-def test_the_samples_of_all_batches_of_a_gradient_are_counted(launch):
-    """Three of four each; of two loaders the one with more samples counts, while it is used."""
+def test_samples_of_all_batches_of_a_gradient_are_counted(launch):
+    """Three batches of 4 samples; if two loaders are used, the one with more samples counts."""
     source = DATA + "loader = DataLoader(data, batch_size=4, shuffle=True)\n" + ACCUMULATED
     ran = launch(source, workers=1, steps=4)
     assert [g.samples for g in ran.trace.gradients()] == [12, 24, 12, 12]
 
 
-def test_the_samples_of_a_gradient_that_a_script_sets_itself_are_counted(launch):
+def test_samples_of_a_gradient_set_by_the_script_are_counted(launch):
     own = """
     own = list(model.parameters())
     for p, grad in zip(own, torch.autograd.grad(model(x.reshape(-1, 1)).mean(), own)):
@@ -304,7 +304,7 @@ def test_the_samples_of_a_gradient_that_a_script_sets_itself_are_counted(launch)
     assert [g.samples for g in ran.trace.gradients()] == [4, 4, 4]
 
 
-def test_a_loader_stays_of_its_own_class_with_what_the_script_gave_it(launch):
+def test_loader_keeps_its_class_and_attributes(launch):
     source = (
         DATA
         + """

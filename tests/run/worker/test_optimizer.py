@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Any optimizer steps on the server as it would in a plain loop on the batches of all workers."""
+"""Any optimizer steps on the server as it would in a plain loop over all workers' batches."""
 
 import pytest
 
@@ -58,7 +58,7 @@ optimizer = Signs(model.parameters(), lr=0.05)
 """
 
 
-def test_an_optimizer_of_the_script_itself_steps_on_the_server(launch):
+def test_optimizer_defined_in_the_script_steps_on_the_server(launch):
     source = SETUP + OWN_OPTIMIZER
     ran = launch(source + LOOP, workers=2, steps=STEPS)
     assert ran.code == 0, ran.err
@@ -92,18 +92,18 @@ def test_one_worker_alone_equals_a_plain_loop(launch):
 
 
 @pytest.mark.parametrize("policy", ["backup:0", "delayed:0", "batchsync:1", "async", "ssp:0"])
-def test_with_one_worker_every_rule_equals_a_plain_loop(launch, policy):
+def test_with_one_worker_every_policy_equals_a_plain_loop(launch, policy):
     source = SETUP + "optimizer = torch.optim.Adam(model.parameters(), lr=0.01)\n"
     ran = launch(source + LOOP, workers=1, steps=STEPS, policy=policy)
     assert_same(ran.kept[0]["weights"], weights(train(source, STEPS, workers=1)))
 
 
-# ------------------------------------------------------------------------------------------ state
+# -------------------------------------------------------------------------------------------- state
 
 ADAM = SETUP + "optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.8, 0.9))\n"
 
 
-def test_the_state_of_the_optimizer_is_that_of_the_server(launch):
+def test_state_dict_is_that_of_the_server(launch):
     ran = launch(ADAM + LOOP + "keep(run, state=optimizer.state_dict())", steps=STEPS)
     expected = train(ADAM, STEPS)["optimizer"].state_dict()
     for kept in ran.kept.values():
@@ -135,18 +135,18 @@ keep(run, weights=[p.detach().clone() for p in model.parameters()], rates=rates)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_run_from_a_saved_state_equals_one_that_was_never_interrupted(launch, when):
-    """The state is loaded before or after `prepare`: both are the same."""
+def test_run_from_a_saved_state_equals_an_uninterrupted_one(launch, when):
+    """Loading the state before and after `prepare` has the same effect."""
     slow = SETUP + "optimizer = torch.optim.Adam(model.parameters(), lr=0.5)\n"
     launch(f"WHEN = {when!r}\n{ADAM}{INTERRUPTED}", steps=3)
-    # The second script has another learning rate; the one in the state counts.
+    # The second script has another learning rate, but the one in the state counts.
     ran = launch(f"WHEN = {when!r}\n{slow}{INTERRUPTED}", steps=3)
     expected = weights(train(ADAM, 6))
     assert_same([kept["weights"] for kept in ran.kept.values()], [expected, expected])
     assert [kept["rates"] for kept in ran.kept.values()] == [[0.01], [0.01]]
 
 
-def test_an_optimizer_stays_what_it_is(launch):
+def test_prepared_optimizer_keeps_its_class(launch):
     ran = launch(
         ADAM
         + LOOP
@@ -163,10 +163,10 @@ keep(
     )
     kept = ran.kept[0]
     assert (kept["is_adam"], kept["name"], kept["defaults"]) == (True, "Adam", (0.8, 0.9))
-    assert kept["state_here"] == 0, "the state is on the server alone"
+    assert kept["state_here"] == 0, "only the server has state"
 
 
-def test_a_copy_of_an_optimizer_is_refused(launch):
+def test_copying_a_prepared_optimizer_is_refused(launch):
     source = (
         SETUP
         + """
@@ -189,7 +189,7 @@ keep(run, refused=refused)
     assert ran.kept[0]["refused"] == [what] * 3
 
 
-def test_an_optimizer_s_own_zero_grad_is_called(launch):
+def test_overridden_zero_grad_is_called(launch):
     source = (
         SETUP
         + """

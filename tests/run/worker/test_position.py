@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a worker is: in its random numbers, and in all its streams."""
+"""A worker's position: its random numbers, and its bookmarks in all streams."""
 
 import random
 from random import Random
@@ -39,20 +39,20 @@ def seed_all(seed):
 
 
 def draw():
-    """Numbers of all generators, also such as are kept for the next time they are asked for."""
+    """Draw from all generators, those that cache a second number included."""
     return (
         torch.randn(3).tolist(),
         torch.rand(()).item(),
         random.random(),
-        random.gauss(0, 1),  # makes two, and keeps one
+        random.gauss(0, 1),  # draws two, and caches one
         random.randrange(10**9),
-        np.random.standard_normal(),  # likewise
+        np.random.standard_normal(),  # the same
         np.random.randint(10**9),
     )
 
 
-def travelled(randomness):
-    """As it comes back from a checkpoint."""
+def decoded(randomness):
+    """Return it as it comes back from a checkpoint."""
     return decode_position(encode_position(Position((), randomness))).randomness
 
 
@@ -60,13 +60,13 @@ def travelled(randomness):
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 2, 7])
-def test_all_generators_go_on_exactly_where_they_were(drawn):
+def test_generators_continue_exactly_where_they_were(drawn):
     seed_all(4)
     for _ in range(drawn):
         draw()
     generators = Generators()
     generators.read()
-    remembered = travelled(generators.remembered())
+    remembered = decoded(generators.remembered())
     expected = [draw() for _ in range(3)]
     seed_all(99)
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_all_generators_go_on_exactly_where_they_were(drawn):
         assert [draw() for _ in range(3)] == expected
 
 
-def test_what_is_remembered_is_of_the_last_look():
+def test_remembered_state_is_that_of_the_last_read():
     seed_all(4)
     generators = Generators()
     expected = []
@@ -87,8 +87,8 @@ def test_what_is_remembered_is_of_the_last_look():
 
 @pytest.mark.parametrize("use", [random.random, np.random.rand], ids=["random", "numpy"])
 @pytest.mark.parametrize("first_used", [0, 1, 5, 63, 64, 65, 100])
-def test_it_is_found_that_a_script_begins_to_use_a_generator_later(use, first_used):
-    """At the latest after 64 looks, and then it is known at each."""
+def test_generator_that_a_script_starts_to_use_late_is_noticed(use, first_used):
+    """After 64 reads at the latest; from then on every read knows it."""
     seed_all(4)
     generators = Generators()
     for step in range(first_used + 128):
@@ -103,7 +103,7 @@ def test_it_is_found_that_a_script_begins_to_use_a_generator_later(use, first_us
 
 
 @pytest.mark.parametrize("every", [2, 10, 60])
-def test_a_generator_that_is_used_now_and_then_is_known_at_each_look(every):
+def test_occasionally_used_generator_is_known_at_every_read(every):
     seed_all(4)
     generators = Generators()
     for step in range(300):
@@ -115,15 +115,15 @@ def test_a_generator_that_is_used_now_and_then_is_known_at_each_look(every):
             random.random()
 
 
-def test_a_generator_that_is_not_used_is_looked_at_seldom():
+def test_unused_generator_is_rarely_read():
     generators, found = Generators(), []
     for _ in range(1000):
         generators.read()
-        found.append(generators.remembered().python)  # an object of its own for each look
+        found.append(generators.remembered().python)  # a new object for each real read
     assert len({id(state) for state in found}) < 30
 
 
-def test_where_numpy_was_not_in_use_it_is_left_alone():
+def test_numpy_is_left_alone_if_it_was_not_in_use():
     seed_all(4)
     generators = Generators()
     generators.read()
@@ -134,7 +134,7 @@ def test_where_numpy_was_not_in_use_it_is_left_alone():
     assert np.random.rand() == expected
 
 
-def test_another_generator_in_the_place_of_numpys_own_is_left_alone():
+def test_replaced_numpy_generator_is_left_alone():
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
@@ -148,7 +148,7 @@ def test_another_generator_in_the_place_of_numpys_own_is_left_alone():
         np.random.set_bit_generator(before)
 
 
-# -------------------------------------------------------------------------------------- as bytes
+# ----------------------------------------------------------------------------------------- as bytes
 
 
 def randomness(seed=0):
@@ -163,191 +163,191 @@ numbers = st.integers(0, 2**53)
 
 @unhurried
 @given(st.builds(Bookmark, numbers, numbers, st.lists(st.tuples(numbers, numbers)).map(tuple)))
-def test_any_bookmark_comes_back(bookmark):
-    place = Position((bookmark, Bookmark(0, 0)), Randomness(b"", (3, (1, 2), None), None))
-    assert decode_position(encode_position(place)) == place
+def test_any_bookmark_survives_encoding(bookmark):
+    position = Position((bookmark, Bookmark(0, 0)), Randomness(b"", (3, (1, 2), None), None))
+    assert decode_position(encode_position(position)) == position
 
 
 @unhurried
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_place_are_refused(junk):
+def test_junk_is_not_a_position(junk):
     with pytest.raises(ProtocolError, match="expected the position of a worker"):
         decode_position(junk)
 
 
 @pytest.mark.parametrize("cut", [1, 100, -1])
-def test_a_place_that_is_cut_is_refused(cut):
+def test_truncated_position_is_refused(cut):
     with pytest.raises(ProtocolError, match="expected the position of a worker"):
         decode_position(encode_position(Position((Bookmark(1, 2),), randomness()))[:cut])
 
 
-# -------------------------------------------------------------------------------------- position
+# ----------------------------------------------------------------------------------------- position
 
 
-class Shelf:
-    """A stream that only knows where it is."""
+class FakeStream:
+    """A stream that only knows its position."""
 
     def __init__(self, batches=0, can_go_back=True):
         self.at = Bookmark(0, batches)
-        self.then = None
+        self.callback = None
         self.can_go_back = can_go_back
 
     def bookmark(self):
         return self.at
 
-    def move_to(self, bookmark, then):
+    def move_to(self, bookmark, callback):
         if self.can_go_back:
-            self.at, self.then = bookmark, then
+            self.at, self.callback = bookmark, callback
 
 
 def bookmarks(body):
     return decode_position(body).bookmarks
 
 
-def test_what_is_told_is_where_all_streams_were_when_the_work_began():
-    where, one, other = PositionTracker(), Shelf(), Shelf()
-    where.add(one)
-    where.add(other)
-    where.record()
+def test_encoded_position_is_the_one_recorded_last():
+    tracker, one, other = PositionTracker(), FakeStream(), FakeStream()
+    tracker.add(one)
+    tracker.add(other)
+    tracker.record()
     one.at, other.at = Bookmark(0, 3), Bookmark(2, 1, ((0, 7),))
-    assert bookmarks(where.encode()) == (Bookmark(0, 0), Bookmark(0, 0))
+    assert bookmarks(tracker.encode()) == (Bookmark(0, 0), Bookmark(0, 0))
     seed_all(4)
-    where.record()
+    tracker.record()
     expected = draw()
     one.at = Bookmark(0, 4)
-    told = where.encode()
-    assert bookmarks(told) == (Bookmark(0, 3), Bookmark(2, 1, ((0, 7),)))
-    decode_position(told).randomness.restore()
+    encoded = tracker.encode()
+    assert bookmarks(encoded) == (Bookmark(0, 3), Bookmark(2, 1, ((0, 7),)))
+    decode_position(encoded).randomness.restore()
     assert draw() == expected
-    assert where.encode() == told
+    assert tracker.encode() == encoded
 
 
-def test_a_stream_that_the_script_has_let_go_of_is_told_as_it_was_last():
-    where, one, other = PositionTracker(), Shelf(3), Shelf(5)
-    where.add(one)
-    where.add(other)
-    where.record()
+def test_dropped_stream_keeps_its_last_bookmark():
+    tracker, one, other = PositionTracker(), FakeStream(3), FakeStream(5)
+    tracker.add(one)
+    tracker.add(other)
+    tracker.record()
     del one
     other.at = Bookmark(1, 1)
-    where.record()
-    assert bookmarks(where.encode()) == (Bookmark(0, 3), Bookmark(1, 1))
-    where.move_to(where.encode())
+    tracker.record()
+    assert bookmarks(tracker.encode()) == (Bookmark(0, 3), Bookmark(1, 1))
+    tracker.move_to(tracker.encode())
     assert other.at == Bookmark(1, 1)
 
 
-def place(*marks, seed=7):
+def position(*marks, seed=7):
     return encode_position(Position(marks, randomness(seed)))
 
 
-def test_a_worker_that_is_given_a_place_begins_all_its_streams_there():
-    where = PositionTracker()
-    where.move_to(place(Bookmark(0, 3), Bookmark(1, 4)))
-    streams = [Shelf(), Shelf(), Shelf()]
+def test_streams_that_are_added_later_begin_at_the_given_position():
+    tracker = PositionTracker()
+    tracker.move_to(position(Bookmark(0, 3), Bookmark(1, 4)))
+    streams = [FakeStream(), FakeStream(), FakeStream()]
     for stream in streams:
-        where.add(stream)
+        tracker.add(stream)
     assert [stream.at for stream in streams] == [Bookmark(0, 3), Bookmark(1, 4), Bookmark(0, 0)]
-    assert streams[2].then is None  # the script had fewer loaders then
-    where.record()
-    assert bookmarks(where.encode()) == (Bookmark(0, 3), Bookmark(1, 4), Bookmark(0, 0))
+    assert streams[2].callback is None  # the script had fewer loaders when the position was saved
+    tracker.record()
+    assert bookmarks(tracker.encode()) == (Bookmark(0, 3), Bookmark(1, 4), Bookmark(0, 0))
 
 
-def test_the_place_that_was_given_is_told_until_another_is_noted():
-    """A checkpoint may be made before the first step after another one."""
-    where = PositionTracker()
-    where.move_to(place(Bookmark(0, 3)))
-    where.record()
-    stream = Shelf()
-    where.add(stream)
-    assert bookmarks(where.encode()) == (Bookmark(0, 3),)
+def test_given_position_is_encoded_until_another_is_recorded():
+    """A checkpoint may follow another one before the next step."""
+    tracker = PositionTracker()
+    tracker.move_to(position(Bookmark(0, 3)))
+    tracker.record()
+    stream = FakeStream()
+    tracker.add(stream)
+    assert bookmarks(tracker.encode()) == (Bookmark(0, 3),)
 
 
-def test_random_numbers_begin_at_once_and_again_with_the_first_batch_only():
-    """A script may draw some before its loop, and had done so then too."""
-    given_place = place(Bookmark(0, 3), Bookmark(0, 3))
+def test_random_numbers_are_restored_at_once_and_at_the_first_batch_only():
+    """A script may draw numbers before its loop, as it did in the first process."""
+    target = position(Bookmark(0, 3), Bookmark(0, 3))
     seed_all(7)
     expected = draw()
     seed_all(1)
-    where, streams = PositionTracker(), [Shelf(), Shelf()]
-    where.move_to(given_place)
+    tracker, streams = PositionTracker(), [FakeStream(), FakeStream()]
+    tracker.move_to(target)
     assert draw() == expected
     for stream in streams:
-        where.add(stream)
-    streams[1].then()
+        tracker.add(stream)
+    streams[1].callback()
     first, second = draw(), draw()
     assert first == expected
-    streams[0].then()  # whose first batch comes later, or never
+    streams[0].callback()  # its first batch comes later
     assert draw() not in (first, second)
 
 
-def test_a_living_worker_goes_back_as_often_as_it_is_told():
-    where, stream = PositionTracker(), Shelf()
-    where.add(stream)
-    where.record()
+def test_live_worker_can_go_back_repeatedly():
+    tracker, stream = PositionTracker(), FakeStream()
+    tracker.add(stream)
+    tracker.record()
     for seed in (3, 4):
-        given_place = place(Bookmark(0, seed), seed=seed)
+        target = position(Bookmark(0, seed), seed=seed)
         seed_all(seed)
         expected = draw()
         seed_all(1)
-        where.move_to(given_place)
+        tracker.move_to(target)
         assert stream.at == Bookmark(0, seed)
-        stream.then()
+        stream.callback()
         assert draw() == expected
 
 
 @pytest.mark.parametrize("beginning", [False, True])
-def test_where_a_stream_cannot_go_back_random_numbers_go_on_with_it(beginning):
-    where, one, other = PositionTracker(), Shelf(5), Shelf(5, can_go_back=False)
-    where.add(one)
-    where.add(other)
-    where.record()
-    given_place = b"" if beginning else place(Bookmark(0, 3), Bookmark(0, 3))
+def test_random_numbers_are_not_restored_if_a_stream_cannot_go_back(beginning):
+    tracker, one, other = PositionTracker(), FakeStream(5), FakeStream(5, can_go_back=False)
+    tracker.add(one)
+    tracker.add(other)
+    tracker.record()
+    target = b"" if beginning else position(Bookmark(0, 3), Bookmark(0, 3))
     seed_all(1)
     expected = [draw(), draw()]
     seed_all(1)
-    where.move_to(given_place)
+    tracker.move_to(target)
     first = draw()
-    one.then()  # its first batch is loaded
+    one.callback()  # its first batch is loaded
     assert [first, draw()] == expected
     assert (one.at, other.at) == (Bookmark(0, 0 if beginning else 3), Bookmark(0, 5))
 
 
-def test_a_stream_that_could_not_go_back_and_is_gone_does_not_matter():
-    where, one, other = PositionTracker(), Shelf(5), Shelf(5, can_go_back=False)
-    where.add(one)
-    where.add(other)
+def test_dropped_stream_that_could_not_go_back_does_not_matter():
+    tracker, one, other = PositionTracker(), FakeStream(5), FakeStream(5, can_go_back=False)
+    tracker.add(one)
+    tracker.add(other)
     del other
-    given_place = place(Bookmark(0, 3), Bookmark(0, 3))
+    target = position(Bookmark(0, 3), Bookmark(0, 3))
     seed_all(7)
     expected = draw()
     seed_all(1)
-    where.move_to(given_place)
+    tracker.move_to(target)
     assert draw() == expected
 
 
-def test_with_nothing_to_go_to_a_worker_goes_to_its_beginning():
-    """The run begins anew, for its server was lost before anything was saved."""
-    where, stream = PositionTracker(), Shelf()
-    where.add(stream)
-    where.move_to(b"")  # nothing has begun
-    assert stream.then is None
+def test_empty_position_is_the_beginning():
+    """The run starts over because its server was lost before the first checkpoint."""
+    tracker, stream = PositionTracker(), FakeStream()
+    tracker.add(stream)
+    tracker.move_to(b"")  # nothing was recorded yet
+    assert stream.callback is None
     seed_all(3)
-    where.record()
+    tracker.record()
     expected = draw()
     for batches in (1, 2):
         stream.at = Bookmark(0, batches)
-        where.record()
-    where.move_to(b"")
+        tracker.record()
+    tracker.move_to(b"")
     assert stream.at == Bookmark(0, 0)
     assert draw() == expected
 
 
-def test_a_place_that_is_none_is_refused_and_changes_nothing():
-    where, stream = PositionTracker(), Shelf(3)
-    where.add(stream)
-    where.record()
-    before, state = where.encode(), Random()
+def test_invalid_position_is_refused_and_changes_nothing():
+    tracker, stream = PositionTracker(), FakeStream(3)
+    tracker.add(stream)
+    tracker.record()
+    before, state = tracker.encode(), Random()
     state.setstate(random.getstate())
     with pytest.raises(ProtocolError):
-        where.move_to(b"nonsense")
-    assert (stream.at, where.encode()) == (Bookmark(0, 3), before)
+        tracker.move_to(b"nonsense")
+    assert (stream.at, tracker.encode()) == (Bookmark(0, 3), before)
     assert random.random() == state.random()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A worker's tensors: copied to and from shared memory or pointed at it, the numbers are the same.
+"""A worker's tensors: whether they are copied or point at shared memory, the numbers are the same.
 
-Parameters on another device are copied. Here a replica is told to treat all of them so, in memory
-that stands for the server's.
+Parameters on another device are copied. Here, `stage=True` makes a replica treat all parameters as
+if they were on one.
 """
 
 import os
@@ -19,7 +19,7 @@ from paceline.run.worker.replica import Replica
 
 
 class Scene:
-    """A replica of a small model with its slot and two places, and what it told of gradients."""
+    """A replica of a small model with its slot and two parameter buffers."""
 
     def __init__(self, stage):
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ class Scene:
         return self.layout.view(region)
 
     def turn(self, place, passes=1, set_to_none=True):
-        """Compute a gradient at this place; return what was collected and what lies in the slot."""
+        """Compute a gradient; return what `collect` returned, and what is in the slot."""
         self.replica.load(place)
         self.optimizer.zero_grad(set_to_none=set_to_none)
         for number in range(passes):
@@ -78,7 +78,7 @@ def test_staged_and_pointed_parameters_give_the_same_numbers():
 
 
 @pytest.mark.parametrize("stage", [True, False])
-def test_what_is_collected_is_what_a_plain_model_computes(stage):
+def test_collected_gradient_is_what_a_plain_model_computes(stage):
     scene, plain = Scene(stage), Scene(stage).model
     with torch.no_grad():
         for p in plain.parameters():
@@ -96,7 +96,7 @@ def test_what_is_collected_is_what_a_plain_model_computes(stage):
     assert sq_norm == pytest.approx(sum(g.square().sum().item() for g in grads), rel=1e-4)
 
 
-def test_staged_parameters_stay_where_they_are_and_pointed_ones_do_not():
+def test_only_pointed_parameters_change_their_address():
     for stage in (True, False):
         scene = Scene(stage)
         before = [p.data_ptr() for p in scene.model.parameters()]
@@ -105,7 +105,7 @@ def test_staged_parameters_stay_where_they_are_and_pointed_ones_do_not():
         assert stayed == stage
 
 
-def test_a_parameter_that_its_module_changes_by_itself_is_copied():
+def test_parameter_that_its_module_changes_is_copied():
     torch.manual_seed(0)
     model = nn.Embedding(3, 2, max_norm=0.1)
     common = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
@@ -119,7 +119,7 @@ def test_a_parameter_that_its_module_changes_by_itself_is_copied():
     model(torch.tensor([0]))
 
 
-def test_a_gradient_that_is_not_finite_is_told_from_one_that_is_merely_huge():
+def test_norm_of_a_huge_gradient_is_finite_and_of_a_non_finite_one_is_not():
     scene = Scene(stage=False)
     scene.replica.load(0)
     for value, is_finite in ((1e30, True), (float("inf"), False), (float("nan"), False)):
@@ -130,37 +130,37 @@ def test_a_gradient_that_is_not_finite_is_told_from_one_that_is_merely_huge():
         assert torch.tensor(sq_norm, dtype=torch.float64).isfinite() == is_finite
 
 
-# ----------------------------------------------------------------------------- what is measured
+# --------------------------------------------------------------------------------- what is measured
 
 
-def grow(scene):
+def scale(scene):
     scene.large.mul_(3.0)
 
 
-def grow_unseen(scene):
-    """As `GradScaler` changes a gradient, and many a script: torch does not count it."""
+def scale_unnoticed(scene):
+    """Change it as `GradScaler` and some scripts do: torch's version counter misses it."""
     before = scene.large._version
     scene.large.data.mul_(3.0)
     assert scene.large._version == before
 
 
-def put_another(scene):
+def replace(scene):
     scene.model[2].weight.grad = torch.full_like(scene.large, 0.5)
 
 
-def take_it_away(scene):
+def remove(scene):
     scene.model[2].weight.grad = None
 
 
 class Measured(Scene):
-    """A scene in which the large gradient is looked at after the backward pass."""
+    """A scene in which the large gradient changes after the backward pass."""
 
     @property
     def large(self):
         return self.model[2].weight.grad
 
     def norms(self, factor, change):
-        """The squared norm as it is collected, and as torch finds it in the slot."""
+        """Return the squared norm from `collect`, and that of the slot."""
         self.replica.load(0)
         self.optimizer.zero_grad()
         (self.model[:3](torch.ones(6, 4)).square().mean() * factor).backward()
@@ -173,34 +173,34 @@ class Measured(Scene):
 @pytest.mark.parametrize("stage", [True, False])
 @pytest.mark.parametrize(
     "change",
-    [lambda _: None, grow, grow_unseen, put_another, take_it_away],
+    [lambda _: None, scale, scale_unnoticed, replace, remove],
     ids=lambda f: f.__name__,
 )
-def test_the_norm_is_that_of_what_lies_in_the_slot(stage, change):
+def test_norm_is_that_of_the_gradient_in_the_slot(stage, change):
     scene = Measured(stage)
     for factor in (1.0, 2.0):
         sq_norm, expected = scene.norms(factor, change)
         assert sq_norm == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_gradient_that_the_script_has_mended_is_measured_again():
+def test_gradient_that_the_script_repairs_is_measured_again():
     scene = Measured(stage=False)
     with torch.no_grad():
-        scene.places[0].parameters[0][2].fill_(float("inf"))  # so the gradient of it is infinite
+        scene.places[0].parameters[0][2].fill_(float("inf"))  # makes its gradient infinite
     sq_norm, expected = scene.norms(1.0, lambda _: None)
     assert not isfinite(sq_norm)
     del expected
 
-    def mend(scene):
+    def repair(scene):
         for p in scene.model.parameters():
             if p.grad is not None:
                 p.grad.data.nan_to_num_(nan=2.0, posinf=2.0, neginf=2.0)
 
-    sq_norm, expected = scene.norms(1.0, mend)
+    sq_norm, expected = scene.norms(1.0, repair)
     assert sq_norm == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_nan_that_came_into_a_buffer_spoils_the_gradient_and_one_that_was_there_does_not():
+def test_only_a_new_nan_in_a_buffer_makes_the_norm_non_finite():
     scene = Scene(stage=False)
     assert isfinite(scene.turn(0)[1])
     mean = scene.model[1].running_mean
@@ -215,8 +215,8 @@ def test_a_nan_that_came_into_a_buffer_spoils_the_gradient_and_one_that_was_ther
     assert scene.slot.buffers[0][3].isnan()
 
 
-def test_an_infinite_buffer_is_the_script_s_own():
-    """Masks of attention have such."""
+def test_infinite_buffer_is_allowed():
+    """Attention masks are."""
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.full((3,), float("-inf")))
     scene = Scene.__new__(Scene)
@@ -233,13 +233,13 @@ def test_an_infinite_buffer_is_the_script_s_own():
         assert isfinite(scene.replica.collect(0)[1])
 
 
-def test_a_first_block_of_zeros_shows_nothing_so_all_is_measured(monkeypatch):
+def test_gradient_whose_first_block_is_zero_is_measured_again(monkeypatch):
     monkeypatch.setattr(sums, "BLOCK", 1000)
     scene = Measured(stage=False)
 
     scene.replica.load(0)
     scene.optimizer.zero_grad()
-    (scene.model[2](torch.ones(1, 8))[0, 3000:].sum()).backward()  # nothing before the 24,000th
+    (scene.model[2](torch.ones(1, 8))[0, 3000:].sum()).backward()  # zeros before element 24,000
     scene.large.data.mul_(3.0)
     with torch.no_grad():
         _, sq_norm = scene.replica.collect(0)

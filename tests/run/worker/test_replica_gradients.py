@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whatever a script does to its gradients before `optimizer.step()` is what the server averages.
+"""The server averages gradients as they are when the script calls `optimizer.step()`.
 
-Large gradients go to shared memory in the backward pass, small ones later: the model has both.
+Large gradients move to shared memory in the backward pass, small ones later: the model has both.
 """
 
 import warnings
@@ -21,12 +21,12 @@ BACKWARD = "    loss_of(run.worker, run.version).backward()\n"
 
 
 def loop(backward):
-    """The usual loop with other lines in place of its backward pass."""
+    """Return the usual loop with other lines instead of its backward pass."""
     return LOOP.replace(BACKWARD, "".join(f"    {line}\n" for line in backward))
 
 
 def train_by_worker(source, steps, make_gradient, before_step=lambda names: None):
-    """A plain loop in which each worker makes a gradient by itself; the average is stepped."""
+    """Train in a plain loop that computes each worker's gradient separately and averages them."""
     names = execute(source)
     parameters = list(names["model"].parameters())
     for version in range(steps):
@@ -42,11 +42,11 @@ def train_by_worker(source, steps, make_gradient, before_step=lambda names: None
     return names
 
 
-# --------------------------------------------------------------------------------------- clipping
+# ----------------------------------------------------------------------------------------- clipping
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
-def test_a_worker_clips_its_own_gradient(launch, clip):
+def test_worker_clips_its_own_gradient(launch, clip):
     lines = [BACKWARD.strip(), f"nn.utils.{clip}(model.parameters(), 0.05)"]
     ran = launch(SGD + loop(lines), steps=STEPS)
 
@@ -61,7 +61,7 @@ def test_a_worker_clips_its_own_gradient(launch, clip):
         assert norms == pytest.approx([0.05] * 2 * STEPS, rel=1e-4)
 
 
-def test_the_server_clips_the_average(launch):
+def test_server_clips_the_average(launch):
     ran = launch(SGD + LOOP, steps=STEPS, clip_norm=0.2)
 
     def make_gradient(names, worker, version):
@@ -74,16 +74,16 @@ def test_the_server_clips_the_average(launch):
 
     expected = train_by_worker(SGD, STEPS, make_gradient, clip)
     assert_same(ran.kept[0]["weights"], weights(expected))
-    assert min(norms) > 0.2, "otherwise nothing was clipped"
+    assert min(norms) > 0.2, "nothing was clipped"
     assert [u.sq_norm**0.5 for u in ran.trace.updates()] == pytest.approx(norms)
 
 
-def test_a_norm_below_the_limit_is_left_alone(launch):
+def test_norm_below_the_limit_is_not_clipped(launch):
     ran = launch(SGD + LOOP, workers=1, steps=STEPS, clip_norm=1e6)
     assert_same(ran.kept[0]["weights"], weights(train(SGD, STEPS, workers=1)))
 
 
-# ---------------------------------------------------------------------- several backward passes
+# -------------------------------------------------------------------------- several backward passes
 
 
 def test_gradients_of_several_backward_passes_add_up(launch):
@@ -101,13 +101,13 @@ def test_gradients_of_several_backward_passes_add_up(launch):
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_gradient_that_was_set_to_zero_begins_anew(launch, set_to_none):
+def test_zeroed_gradient_starts_from_zero(launch, set_to_none):
     zero = f"optimizer.zero_grad(set_to_none={set_to_none})"
     ran = launch(SGD + LOOP.replace("optimizer.zero_grad()", zero), steps=STEPS)
     assert_same(ran.kept[0]["weights"], weights(train(SGD, STEPS)))
 
 
-def test_a_gradient_that_is_never_set_to_zero_goes_on_adding_up(launch):
+def test_gradient_that_is_never_zeroed_keeps_accumulating(launch):
     ran = launch(SGD + LOOP.replace("    optimizer.zero_grad()\n", ""), workers=1, steps=STEPS)
     names = execute(SGD)
     for version in range(STEPS):
@@ -116,7 +116,7 @@ def test_a_gradient_that_is_never_set_to_zero_goes_on_adding_up(launch):
     assert_same(ran.kept[0]["weights"], weights(names))
 
 
-def test_a_penalty_on_the_gradient_is_differentiated_twice(launch):
+def test_gradient_penalty_is_differentiated_twice(launch):
     source = SGD.replace(
         "    return F.mse_loss(model(x), y)",
         """
@@ -131,7 +131,7 @@ def test_a_penalty_on_the_gradient_is_differentiated_twice(launch):
     assert_same(ran.kept[0]["weights"], weights(train(source, STEPS)))
 
 
-def test_gradients_that_a_script_sets_itself_count(launch):
+def test_gradients_set_by_the_script_count(launch):
     lines = [
         "loss = loss_of(run.worker, run.version)",
         "own = list(model.parameters())",
@@ -154,7 +154,7 @@ def loss_of(worker, version):
 """
 
 
-def test_autocast_computes_in_bfloat16_and_keeps_the_weights_as_they_are(launch):
+def test_autocast_computes_in_bfloat16_and_keeps_the_type_of_the_weights(launch):
     source = SGD + AUTOCAST.replace("KIND", "bfloat16")
     ran = launch(source + LOOP, steps=STEPS)
     assert {w.dtype for w in ran.kept[0]["weights"]} == {torch.float32}
@@ -173,8 +173,8 @@ SCALED = [
 
 
 @pytest.mark.parametrize("spoilt", [-1, 2])
-def test_a_step_that_a_grad_scaler_skips_is_made_up_for(launch, spoilt):
-    """Worker 1 overflows once at version 2: it sends nothing, and computes again."""
+def test_step_that_grad_scaler_skips_is_made_up_for(launch, spoilt):
+    """Worker 1 overflows once, at version 2: it sends nothing and computes again."""
     source = SGD + AUTOCAST.replace("KIND", "float16")
     lines = [line.replace("SPOILT", str(spoilt)) for line in SCALED]
     scaled = loop(lines).replace("    optimizer.step()\n", "")
@@ -191,17 +191,17 @@ def test_a_step_that_a_grad_scaler_skips_is_made_up_for(launch, spoilt):
     )
 
 
-# ----------------------------------------------------------------------- parameters without one
+# -------------------------------------------------------------------- parameters without a gradient
 
 
-def test_a_frozen_parameter_stays_as_it_is(launch):
+def test_frozen_parameter_does_not_change(launch):
     source = DECAY + "model[0].weight.requires_grad_(False)\n"
     ran = launch(source + LOOP, steps=STEPS)
     assert_same(ran.kept[0]["weights"], weights(train(source, STEPS)))
     assert torch.equal(ran.kept[0]["weights"][0], execute(source)["model"][0].weight)
 
 
-def test_a_parameter_can_be_thawed_while_the_run_goes_on(launch):
+def test_frozen_parameter_can_be_unfrozen_during_the_run(launch):
     source = DECAY + "model[0].weight.requires_grad_(False)\n"
     thaw = "    model[0].weight.requires_grad_(run.version >= 2)\n"
     ran = launch(
@@ -230,8 +230,8 @@ def loss_of(worker, version):
 
 
 @pytest.mark.parametrize("used", ["False", "worker == 0", "version % 2 == 0"])
-def test_a_parameter_that_nobody_used_is_left_alone(launch, used):
-    """Weight decay and moments would move it; of those that some used, the rest count as zero."""
+def test_parameter_that_no_worker_used_does_not_change(launch, used):
+    """Weight decay would move it; if some workers used it, the others count as zero."""
     source = DECAY + BRANCHES.replace("USED", used)
     ran = launch(source + LOOP, steps=STEPS)
     names = train(source, STEPS)
@@ -240,9 +240,9 @@ def test_a_parameter_that_nobody_used_is_left_alone(launch, used):
     assert untouched == (used == "False")
 
 
-def test_a_parameter_that_no_optimizer_has_is_the_same_everywhere_and_stays(launch):
+def test_parameter_without_an_optimizer_is_the_servers_everywhere(launch):
     source = WIDE + "optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"
-    # Each process begins with other numbers; those of the server count.
+    # Each process begins with other numbers, but the server's count.
     differ = "with torch.no_grad():\n    model[0].weight.fill_(torch.rand(()))\n"
     ran = launch(source + "torch.seed()\n" + differ + LOOP, steps=STEPS)
     first, second = (kept["weights"] for kept in ran.kept.values())
@@ -251,11 +251,11 @@ def test_a_parameter_that_no_optimizer_has_is_the_same_everywhere_and_stays(laun
     assert_same(first[1], execute(source)["model"][0].bias.detach())
 
 
-def test_a_gradient_of_a_gradient_goes_through_large_parameters(launch):
-    """A penalty on gradients, whose graph would be lost if they were moved."""
+def test_second_order_gradient_works_for_large_parameters(launch):
+    """Moving a gradient to the slot would lose its graph."""
     penalty = """
 torch.manual_seed(0)
-model = nn.Linear(200, 200)  # more than is moved at the end
+model = nn.Linear(200, 200)  # large, so it moves in the backward pass
 x = torch.randn(4, 200)
 loss = model(x).square().mean()
 loss.backward(create_graph=True)
@@ -282,7 +282,7 @@ optimizer.step()
     assert ran.code == 0, ran.err
     plain = {"torch": torch, "nn": torch.nn}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that such a graph is a cycle
+        warnings.simplefilter("ignore")  # create_graph=True makes a reference cycle
         exec(penalty, plain)
     expected = [p.grad.detach() for p in plain["model"].parameters()]
     torch.testing.assert_close(ran.kept[0]["grads"], expected)

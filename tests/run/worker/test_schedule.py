@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The learning rate follows the version: the same for all workers, however late each of them was.
+"""The learning rate follows the version, so it is the same for all workers, late or not.
 
-One that a script sets by hand, in whichever worker, holds for all.
+A rate that any worker's script sets by hand applies to all workers.
 """
 
 import pytest
@@ -19,7 +19,7 @@ SCHEDULERS = {
     "exponential": "S.ExponentialLR(optimizer, gamma=0.7)",
     "cosine": "S.CosineAnnealingLR(optimizer, T_max=8)",
     "lambda": "S.LambdaLR(optimizer, lambda step: 1 / (1 + step))",
-    "one-cycle": "S.OneCycleLR(optimizer, max_lr=0.2, total_steps=8)",  # moves the momentum too
+    "one-cycle": "S.OneCycleLR(optimizer, max_lr=0.2, total_steps=8)",  # changes the momentum, too
     "cyclic": "S.CyclicLR(optimizer, base_lr=0.05, max_lr=0.2, step_size_up=3)",
     "sequential": (
         "S.SequentialLR(optimizer, [S.LinearLR(optimizer, total_iters=3),"
@@ -53,13 +53,13 @@ keep(run, seen=seen, end=scheduler.get_last_lr(), weights=[p.detach() for p in m
 
 
 def scheduled(kind):
-    """A source with this scheduler."""
+    """Return a source with this scheduler."""
     return f"{SGD}S = torch.optim.lr_scheduler\nscheduler = {SCHEDULERS[kind]}\n"
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR uses it itself
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # used by SequentialLR itself
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_the_rate_of_a_version_is_the_same_for_a_worker_that_is_always_late(launch, kind):
+def test_learning_rate_of_a_version_is_the_same_for_a_late_worker(launch, kind):
     names = execute(scheduled(kind))
     optimizer, scheduler = names["optimizer"], names["scheduler"]
     expected = {}
@@ -83,7 +83,7 @@ def test_the_rate_of_a_version_is_the_same_for_a_worker_that_is_always_late(laun
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
-def test_how_often_a_script_steps_its_scheduler_does_not_matter(launch, calls):
+def test_number_of_scheduler_calls_does_not_matter(launch, calls):
     loop = SCHEDULED_LOOP.replace("be_late(run, LAST)", "").replace("CALLS", str(calls))
     ran = launch(scheduled("exponential") + loop, steps=4)
     rates = [lr for _, lr, *_ in ran.kept[1]["seen"]]
@@ -91,7 +91,7 @@ def test_how_often_a_script_steps_its_scheduler_does_not_matter(launch, calls):
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
-def test_a_script_that_is_run_by_hand_has_the_same_rates(calls):
+def test_script_started_by_hand_has_the_same_learning_rates(calls):
     names = execute(scheduled("exponential"))
     run = paceline.join()
     _, optimizer, scheduler = run.prepare(names["model"], names["optimizer"], names["scheduler"])
@@ -104,8 +104,8 @@ def test_a_script_that_is_run_by_hand_has_the_same_rates(calls):
     assert rates == pytest.approx([0.1, 0.07, 0.049, 0.0343])
 
 
-def test_schedulers_of_two_optimizers_follow_the_steps_of_their_own(launch):
-    """One of them steps in every second update only."""
+def test_scheduler_follows_the_steps_of_its_own_optimizer(launch):
+    """One of them steps in only some of the updates."""
     ran = launch(
         SETUP
         + """
@@ -127,7 +127,7 @@ keep(run, seen=seen)
     assert [kept["seen"] for kept in ran.kept.values()] == [expected, expected]
 
 
-# ---------------------------------------------------------------------------------------- by hand
+# ------------------------------------------------------------------------------------------ by hand
 
 BY_HAND = """
 run = paceline.join()
@@ -145,7 +145,7 @@ keep(run, seen=seen, weights=[p.detach().clone() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rate_set_by_hand_in_one_worker_holds_for_all(launch, who):
+def test_learning_rate_set_in_one_worker_applies_to_all(launch, who):
     ran = launch(SGD + BY_HAND.replace("WHO", str(who)), steps=STEPS)
     names = execute(SGD)
     for version in range(STEPS):
@@ -162,7 +162,7 @@ def test_a_rate_set_by_hand_in_one_worker_holds_for_all(launch, who):
 
 @pytest.mark.parametrize("late", ["cancel", "finish"])
 @pytest.mark.parametrize("backward", ["loss.backward()", "run.backward(loss)"])
-def test_a_rate_set_by_a_worker_whose_gradients_are_all_late_holds_for_all(launch, late, backward):
+def test_learning_rate_set_by_a_worker_that_is_always_late_applies_to_all(launch, late, backward):
     ran = launch(
         SGD
         + LATE
@@ -189,7 +189,7 @@ keep(run, lr=optimizer.param_groups[0]["lr"], state=optimizer.state_dict())
     assert ran.kept[0]["state"]["param_groups"][0]["lr"] == 0.03
 
 
-def test_a_rate_set_together_with_a_gradient_that_is_not_finite_holds_for_all(launch):
+def test_learning_rate_set_with_a_non_finite_gradient_applies_to_all(launch):
     ran = launch(
         SGD
         + """
@@ -213,7 +213,7 @@ keep(run, lr=optimizer.param_groups[0]["lr"], state=optimizer.state_dict())
         assert (kept["lr"], kept["state"]["param_groups"][0]["lr"]) == (0.03, 0.03)
 
 
-def test_a_scheduler_that_follows_a_metric_can_be_stepped_in_one_worker(launch):
+def test_reduce_lr_on_plateau_works_in_one_worker(launch):
     ran = launch(
         SGD
         + """
@@ -232,7 +232,7 @@ while not run.finished:
     loss_of(run.worker, run.version).backward()
     optimizer.step()
     if run.is_first:
-        scheduler.step(1.0)  # it never gets better
+        scheduler.step(1.0)  # the metric never improves
 keep(run, seen=seen, message=message)
 """,
         steps=8,
@@ -240,7 +240,7 @@ keep(run, seen=seen, message=message)
     for kept in ran.kept.values():
         assert "run.prepare() can't take ReduceLROnPlateau" in kept["message"]
         assert "run.is_first" in kept["message"]
-    # What is set after a step goes along with the gradient of the next one.
+    # What is set after a step goes with the next gradient.
     assert ran.kept[0]["seen"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125]
     assert ran.kept[1]["seen"] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
 
@@ -249,7 +249,7 @@ keep(run, seen=seen, message=message)
     ("option", "value"),
     [("momentum", 0.0), ("weight_decay", 0.5), ("nesterov", True), ("maximize", True)],
 )
-def test_other_settings_set_by_hand_hold_as_well(launch, option, value):
+def test_other_options_set_in_one_worker_apply_to_all(launch, option, value):
     change = f"    optimizer.param_groups[0][{option!r}] = {value!r}\n"
     loop = LOOP.replace("    optimizer.zero_grad()", f"{change}    optimizer.zero_grad()")
     ran = launch(SGD + loop, steps=4)
@@ -282,7 +282,7 @@ keep(
 """
 
 
-def test_the_state_of_a_scheduler_is_a_plain_one_and_goes_on_where_it_was(launch):
+def test_scheduler_state_is_plain_and_can_be_resumed(launch):
     first = launch(SGD + SAVED, workers=1, steps=3)
     assert first.code == 0, first.err
     kept = first.kept[0]
@@ -302,7 +302,7 @@ def execute_scheduler():
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
 
 
-def test_a_rate_set_by_hand_goes_on_by_the_scheduler_everywhere_alike(launch):
+def test_scheduler_continues_from_a_learning_rate_set_by_hand(launch):
     source = (
         SGD
         + """

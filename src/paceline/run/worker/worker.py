@@ -106,7 +106,7 @@ class Worker:
         self._wait_and_load()
         self._record_position()
 
-    # ------------------------------------------------------------------------------- one gradient
+    # --------------------------------------------------------------------------------- one gradient
 
     def push(self, optimizer: int) -> None:
         """Report the gradient of this optimizer, wait as the policy says, load the next version."""
@@ -232,7 +232,7 @@ class Worker:
         for name, value in scalars.items():
             self._scalars.log(name, float(value.item() if isinstance(value, Tensor) else value))
 
-    # ---------------------------------------------------------------------------------- receiving
+    # ------------------------------------------------------------------------------------ receiving
 
     def _poll_worthless(self) -> bool:
         """Return whether the gradient is no longer wanted; polls the server now and then."""
@@ -312,7 +312,7 @@ class Worker:
         self._map_buffer(message)
         self._early = msgspec.structs.replace(message, place_is_new=False)
 
-    # ------------------------------------------------------------------------------------ loading
+    # -------------------------------------------------------------------------------------- loading
 
     def _load(self, answer: Answer) -> None:
         """Load the version, the schedulers and the options that the answer names."""
@@ -348,7 +348,7 @@ class Worker:
         with suppress(PeerLost):  # the next message will notice
             self._server.send(messages.PositionReport(checkpoint, self.position.encode()))
 
-    # ----------------------------------------------------------------------- states on the server
+    # ------------------------------------------------------------------------- states on the server
 
     def optimizer_state(self, optimizer: int) -> dict[str, Any]:
         """Return the state of the server's optimizer."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The examples train in a run and alone, and are plain PyTorch but for what mentions `run`."""
+"""The examples train in a run and alone, and are plain PyTorch apart from their `run` lines."""
 
 import ast
 import json
@@ -21,16 +21,16 @@ from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Example:
-    """What is to be seen of a script."""
+    """What a script prints and logs."""
 
-    result: str  # a pattern of the line that it prints at the end, once
-    scalars: frozenset[str]  # what is in the trace of a run of a few updates
-    short: tuple[str, ...] = ("--epochs", "1")  # makes it short, alone
+    result: str  # pattern of the one line that it prints at the end
+    scalars: frozenset[str]  # logged within a few updates
+    short: tuple[str, ...] = ("--epochs", "1")  # arguments that make it short when it runs alone
 
 
 EXAMPLES = {
@@ -47,8 +47,8 @@ RUNS = [
     *((name, "async", 2) for name in ("digits", "gan")),
 ]
 
-# All of them in one process, for loading torch takes longer than all the rest; and what a loader
-# gives is cut short.
+# All scripts run in one process, because importing torch takes longer than the rest, and each pass
+# over a loader is cut to two batches.
 ALONE = """
 import itertools, json, runpy, sys
 from torch.utils.data import DataLoader
@@ -67,7 +67,7 @@ def _path(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def forkserver() -> Iterator[ForkServer]:
-    """One that has loaded scikit-learn as well; that takes longer than a run does."""
+    """A fork server that has imported scikit-learn, which takes longer than a run."""
     with ForkServer(_path("digits")) as one:
         one.start()
         yield one
@@ -75,8 +75,8 @@ def forkserver() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="module")
 def alone(forkserver: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each script prints by itself, and (`plain-...`) without the lines that mention `run`."""
-    del forkserver  # it loads meanwhile
+    """What each script prints alone, and (`plain-...`) without its `run` lines."""
+    del forkserver  # it imports in the background
     folder = tmp_path_factory.mktemp("plain")
     scripts = []
     for name, example in EXAMPLES.items():
@@ -89,7 +89,7 @@ def alone(forkserver: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> d
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads that wait for each other take longer
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # more threads are slower here
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -98,7 +98,7 @@ def alone(forkserver: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.mark.parametrize(("name", "policy", "workers"), RUNS)
-def test_an_example_trains_in_a_run(
+def test_example_trains_in_a_run(
     name: str,
     policy: str,
     workers: int,
@@ -119,7 +119,7 @@ def test_an_example_trains_in_a_run(
     logged = [(name, value) for update in updates for name, value in update.scalars.items()]
     assert all(value is not None and isfinite(value) for _, value in logged)
     names = {name for name, _ in logged}
-    # Worker 0 alone measures the accuracy, and may be too slow to have it in one of six updates.
+    # Only worker 0 measures the accuracy, and may be too slow to get it into one of six updates.
     sure = example.scalars - (set() if policy == "sync" else {"accuracy"})
     assert sure <= names <= example.scalars
     said = [line for line in printed.out.splitlines() if line.startswith("worker")]
@@ -128,24 +128,22 @@ def test_an_example_trains_in_a_run(
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs_alone(name: str, alone: dict[str, str]) -> None:
+def test_example_runs_alone(name: str, alone: dict[str, str]) -> None:
     assert len(re.findall(EXAMPLES[name].result, alone[name])) == 1
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_without_what_mentions_the_run_is_a_plain_script(
-    name: str, alone: dict[str, str]
-) -> None:
+def test_example_without_its_run_lines_is_a_plain_script(name: str, alone: dict[str, str]) -> None:
     source = _path(name).read_text(encoding="utf-8")
     plain = _stripped(source)
     assert not _mentions_run(ast.parse(plain))
     for kept in ("zero_grad()", "backward()", "step()"):
         assert plain.count(kept) >= 1
-    assert f"plain-{name}" in alone  # and it came to its end
+    assert f"plain-{name}" in alone  # it ran to its end
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_says_how_to_run_it_and_what_it_prints_then(name: str) -> None:
+def test_example_says_how_to_run_it_and_what_it_prints(name: str) -> None:
     text = ast.get_docstring(ast.parse(_path(name).read_text(encoding="utf-8")))
     assert text is not None
     assert re.search(rf"^\$ paceline run .* examples/{name}\.py$", text, re.MULTILINE)
@@ -157,7 +155,7 @@ def test_every_example_is_tested() -> None:
 
 
 class _Strip(ast.NodeTransformer):
-    """Takes out every statement that mentions the run, with what stands under it."""
+    """Removes every statement that mentions the run, and everything nested in it."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST | None:
         if isinstance(node, ast.stmt):

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How long turns take, with and without an injected delay, on a clock that the test moves."""
+
+import pytest
+
+from paceline.run.worker import turn_clock
+from paceline.run.worker.turn_clock import TurnClock
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time: a list of one number, which the test may change."""
+    time = [100.0]
+    monkeypatch.setattr(turn_clock, "monotonic", lambda: time[0])
+    return time
+
+
+def test_without_a_delay_a_gradient_is_due_at_once(now):
+    clock = TurnClock("", worker=0, seed=0)
+    now[0] = 103.0
+    clock.begin(asked_at=101.0)
+    now[0] = 105.0
+    assert clock.remaining_s == 0.0
+    assert clock.elapsed_s == clock.compute_s == 2.0
+
+
+def test_injected_delay_counts_from_the_servers_request(now):
+    """The worker's own overhead is part of the latency that the user asked for."""
+    clock = TurnClock("10s", worker=0, seed=0)
+    now[0] = 103.0
+    clock.begin(asked_at=101.0)
+    now[0] = 105.0
+    assert clock.remaining_s == 6.0
+    assert clock.elapsed_s == 4.0
+    assert clock.compute_s == 10.0
+    now[0] = 113.0
+    assert clock.remaining_s == 0.0
+    assert clock.compute_s == 12.0
+
+
+def test_injected_delay_counts_from_the_answer_if_the_clocks_differ(now):
+    clock = TurnClock("10s", worker=0, seed=0)
+    now[0] = 103.0
+    clock.begin(asked_at=None)
+    assert clock.remaining_s == 10.0
+
+
+def test_request_from_before_the_worker_joined_counts_from_the_join(now):
+    """The server may have asked a worker that was lost."""
+    clock = TurnClock("10s", worker=0, seed=0)
+    now[0] = 101.0
+    clock.begin(asked_at=20.0)
+    assert clock.remaining_s == 9.0
+
+
+def test_delay_follows_from_the_worker_and_the_seed(now):
+    def delays(worker, seed):
+        clock = TurnClock("exp:1s", worker, seed)
+        found = []
+        for _ in range(4):
+            clock.begin(asked_at=None)
+            found.append(clock.remaining_s)
+        return found
+
+    assert delays(1, 2) == delays(1, 2)
+    assert len({tuple(delays(worker, seed)) for worker in (0, 1) for seed in (0, 1)}) == 4
