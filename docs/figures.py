@@ -91,7 +91,7 @@ def record_timeline() -> None:
 
 
 def draw_timeline() -> Figure:
-    """What each worker does over time, under `sync` and under `backup:1`."""
+    """Draw what each worker does over time, under `sync` and under `backup:1`."""
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)
     shown: set[str] = set()
@@ -134,12 +134,12 @@ def draw_workers(axes: Axes, trace: Trace, first: float, last: float) -> set[str
 
 
 def expected(distribution: Distribution, n: int) -> np.ndarray:
-    """The expected arrivals of n gradients, first to last."""
+    """Return the expected arrival times of n gradients, from first to last."""
     return np.array([expected_order_statistic(distribution, k, n) for k in range(1, n + 1)])
 
 
 def tidy(axes: Axes, **labels: object) -> None:
-    """Labels, a quiet grid, no frame around the legend."""
+    """Add labels, a light grid and a legend without a frame."""
     axes.set(**labels)
     axes.grid(color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -148,7 +148,7 @@ def tidy(axes: Axes, **labels: object) -> None:
 
 
 def draw_arrivals() -> Figure:
-    """The expected k-th of 100 arrivals for distributions of equal mean."""
+    """Draw the expected k-th of 100 arrivals for distributions of equal mean."""
     shapes = {
         "constant": Constant(1.0),
         "Weibull, shape 8": Weibull(1 / gamma(1 + 1 / 8), 8.0),
@@ -177,7 +177,7 @@ def draw_arrivals() -> Figure:
 
 
 def draw_late() -> Figure:
-    """Time of an update against N, where late work is cancelled and where it is finished."""
+    """Draw the time of an update against N, with late work cancelled and finished."""
     figure = Figure(figsize=(9.5, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     distribution, workers = Exponential(1.0), 20
@@ -211,7 +211,7 @@ def draw_late() -> Figure:
 
 
 def draw_target() -> Figure:
-    """Time to the target against b, for several noise scales."""
+    """Draw the time to the target against b, for several noise scales."""
     workers = 100
     step = plan(
         Cluster(parse_latency(CHEN)), RunSpec(workers=workers), every_gradient_counts(workers, 1.0)
@@ -239,7 +239,7 @@ def draw_target() -> Figure:
 
 
 def draw_growth() -> Figure:
-    """The best b against W where every gradient counts, for tails of several kinds."""
+    """Draw the best b against W if every gradient counts, for several kinds of tails."""
     pareto, exponential = Pareto(0.75, 4.0), Exponential(0.2, shift=0.8)
     even = Recorded(dict.fromkeys(range(200), np.linspace(0.8, 1.2, 4001)), block=1)
     tails: list[tuple[str, TimeModel, Callable[[int], np.ndarray]]] = [
@@ -266,7 +266,7 @@ def draw_growth() -> Figure:
 
 
 def draw_race() -> Figure:
-    """Accuracy against time with 100 workers, as the lab has measured it; each seed, and mean."""
+    """Draw accuracy against time with 100 workers, from the lab's tables: seeds and mean."""
     tables = read_tables(RESULTS / "inception")
     figure = Figure(figsize=(7.5, 4), layout="constrained")
     axes = figure.subplots()
@@ -291,7 +291,7 @@ def draw_race() -> Figure:
 
 
 def two_points(workers: int) -> np.ndarray:
-    """The N-th of W is slow if more than W - N of them are."""
+    """Return the expected N-th arrival: it is slow if more than W - N workers are."""
     backups = workers - np.arange(1, workers + 1)
     return 0.95 + binom.sf(backups, workers, 0.05)
 

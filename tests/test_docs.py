@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from paceline import Cluster, RunSpec, simulate
 from paceline.cli import app
+from paceline.cli.report import report_lines
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -143,3 +145,40 @@ def test_quickstart_is_the_first_example() -> None:
     example = iter((ROOT / "examples" / "digits.py").read_text().splitlines())
     lines = [line[1:] for line in _quickstart() if line.strip() not in ("", "...")]
     assert [line for line in lines if line not in example] == []
+
+
+def _masked(text: str) -> str:
+    """Replace numbers with their units by "#", and line breaks by spaces."""
+    return " ".join(re.sub(r"\d[\d.,]*( (ms|s|min|%)(?!\w))?", "#", text).split())
+
+
+def test_report_in_the_readme_has_the_current_wording() -> None:
+    """A simulation of the same command gives the same sentences with other numbers."""
+    [block] = [b for b in BLOCKS if b.page.name == "README.md" and "$ paceline run" in b.text]
+    command, *output = block.text.splitlines()
+    words = shlex.split(command, comments=True)
+    given = {name: words[words.index(name) + 1] for name in words if name.startswith("--")}
+    spec = RunSpec(workers=int(given["--workers"]), steps=int(given["--steps"]))
+    trace = simulate(given["--policy"], Cluster.parse(given["--slow"]), spec)
+    report = _masked("\n".join(report_lines(trace, Path("runs/digits-1/trace.jsonl"))))
+    prose = "\n".join("..." if "  " in line else line for line in output)  # tables have two spaces
+    sentences = [_masked(part) for part in prose.split("...") if part.strip()]
+    assert len(sentences) >= 2
+    assert [sentence for sentence in sentences if sentence not in report] == []
+
+
+def test_map_of_the_code_names_every_module() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", text, re.MULTILINE)
+    missing = []
+    for package, files in rows:
+        folder = ROOT / "src" / "paceline" / ("" if package == "paceline" else package)
+        names = set(re.findall(r"`(\w+)/?`", files))
+        if package != "lab":  # its experiments are many
+            modules = {path.stem for path in folder.iterdir() if path.suffix == ".py"}
+            modules |= names & {path.name for path in folder.iterdir() if path.is_dir()}
+            modules -= {"__init__"} - names
+            missing += [f"{package}/{name}" for name in sorted(modules - names)]
+            missing += [f"no {package}/{name}" for name in sorted(names - modules)]
+    assert len(rows) == 14
+    assert missing == []

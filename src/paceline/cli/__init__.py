@@ -83,33 +83,6 @@ def paceline(
     """Data-parallel training for PyTorch that doesn't wait for stragglers."""
 
 
-@app.command(epilog=EPILOG)
-@accepts(SimulateOptions)
-def simulate(options: SimulateOptions) -> None:
-    """Simulate one or several rules on a virtual clock.
-
-    Shows what a rule would do on a cluster: updates per second, waiting, staleness, wasted work and
-    traffic. Example: paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
-    """
-    if options.plot is not None:
-        _require_extra("plot", "--plot")
-    _load("simulate").run(options)
-
-
-@app.command(epilog=EPILOG)
-@accepts(PlanOptions)
-def plan(options: PlanOptions) -> None:
-    """Choose the number of backup workers before you train.
-
-    For each number N of gradients per update: the time of an update, the updates needed, and from
-    these the time and the machine-hours to the target. Example: paceline plan -w 40 -l "1.4s +
-    exp:150ms + 2% exp:1.2s"
-    """
-    if options.plot is not None:
-        _require_extra("plot", "--plot")
-    _load("plan").run(options)
-
-
 @app.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 @accepts(RunOptions)
 def run(options: RunOptions) -> None:
@@ -134,6 +107,33 @@ def compare(options: CompareOptions) -> None:
     """
     _require_extra("plot", "paceline compare")
     _load("compare").run(options, _load)
+
+
+@app.command(epilog=EPILOG)
+@accepts(PlanOptions)
+def plan(options: PlanOptions) -> None:
+    """Choose the number of backup workers before you train.
+
+    For each number N of gradients per update: the time of an update, the updates needed, and from
+    these the time and the machine-hours to the target. Example: paceline plan -w 40 -l "1.4s +
+    exp:150ms + 2% exp:1.2s"
+    """
+    if options.plot is not None:
+        _require_extra("plot", "--plot")
+    _load("plan").run(options)
+
+
+@app.command(epilog=EPILOG)
+@accepts(SimulateOptions)
+def simulate(options: SimulateOptions) -> None:
+    """Simulate one or several rules on a virtual clock.
+
+    Shows what a rule would do on a cluster: updates per second, waiting, staleness, wasted work and
+    traffic. Example: paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
+    """
+    if options.plot is not None:
+        _require_extra("plot", "--plot")
+    _load("simulate").run(options)
 
 
 @trace_app.command("show", epilog=EPILOG)

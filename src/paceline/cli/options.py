@@ -25,6 +25,7 @@ from paceline.cli.parameters import (
     MinWorkers,
     Network,
     Plot,
+    RealSeed,
     RealWorkers,
     Requeue,
     Samples,
@@ -172,7 +173,7 @@ class RunOptions:
             "never."
         ),
     ] = "60s"
-    seed: Seed = 0
+    seed: RealSeed = 0
     run_dir: Annotated[
         Path | None, typer.Option(help="The folder of the run. [default: runs/SCRIPT-NUMBER]")
     ] = None
@@ -234,7 +235,7 @@ class CompareOptions:
             help="Report the time until a logged value reaches this: 'accuracy>=0.95', 'loss<=0.1'."
         ),
     ] = ""
-    seed: Seed = 0
+    seed: RealSeed = 0
     out: Annotated[
         Path | None,
         typer.Option(help="The folder for all results. [default: runs/compare-SCRIPT-NUMBER]"),

@@ -28,6 +28,7 @@ __all__ = [
     "MinWorkers",
     "Network",
     "Plot",
+    "RealSeed",
     "RealWorkers",
     "Requeue",
     "Samples",
@@ -57,7 +58,12 @@ def accepts(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., N
     return decorate
 
 
-RULES = "sync, backup:b, batchsync:k, deadline:q, async, softsync:c, ssp:s, delayed:k"
+RULES = (
+    "sync (waits for all workers), backup:b (all but the b slowest), batchsync:k (the first k "
+    "mini-batches from anyone), deadline:q (until a learnt deadline), delayed:k (all, k updates "
+    "later), softsync:c (any c gradients), ssp:s (nobody, but no worker gets more than s turns "
+    "ahead), async (nobody)"
+)
 
 Workers = Annotated[
     int | None,
@@ -100,6 +106,9 @@ Late = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same result.")]
+RealSeed = Annotated[
+    int, typer.Option(help="Random seed for the order of the data and for injected delays.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Plot = Annotated[
     Path | None, typer.Option(help="Also draw a figure into this file (.png, .svg or .pdf).")
