@@ -19,7 +19,8 @@ from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
-from paceline.trace.schema import Trace, read_trace
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Trace
 
 HERE = Path(__file__).parent
 LATENCY = "50ms + 5% exp:500ms"
