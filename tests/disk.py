@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A disk so small that it can be filled: a real file system of its own, where we may make one."""
+"""A real file system that is small enough to fill."""
 
 import os
 import subprocess
@@ -13,19 +13,19 @@ __all__ = ["SmallDisk", "small_disk"]
 
 
 class SmallDisk:
-    """A file system in memory."""
+    """A small file system in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def remount(self, options: str) -> None:
-        """Let it be larger, smaller, or for reading only."""
+        """Change its size, or make it read-only."""
         subprocess.run(["mount", "-o", f"remount,{options}", self.path], check=True)
 
 
 @contextmanager
 def small_disk(path: Path, size: str = "2m") -> Iterator[SmallDisk]:
-    """Have one at this path; where only root may make one, the test is skipped."""
+    """Mount a small file system at this path; skip the test if that isn't allowed."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
     path.mkdir()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What scripts need that get into trouble on purpose, and what is asked of their runs after it.
+"""Scripts that fail on purpose, and questions about the traces of their runs.
 
-Processes hold a moment open for each other by files in the folder of the run, `tell` and `wait_for`
-in a script, and never by waiting for some time and hoping.
+Processes synchronize through files in the run's folder (`tell` and `wait_for` in a script), and
+never by sleeping and hoping.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ ROLE = os.environ["PACELINE_ROLE"]
 WORKER = int(os.environ.get("PACELINE_WORKER", "-1"))  # before `join`, too
 
 def wait_until(condition):
-    patience_s = time.monotonic() + 60  # only a test that fails has to wait for so long
+    patience_s = time.monotonic() + 60  # reached only by a failing test
     while not condition():
         assert time.monotonic() < patience_s
         time.sleep(0.002)
@@ -66,26 +66,26 @@ while not run.finished:
     optimizer.step()
 keep(run, weights=[p.detach().clone() for p in model.parameters()], version=run.version)
 """
-"""The usual loop; `trouble(run)` is what a test adds to it."""
+"""The usual loop; a test defines `trouble(run)`."""
 
 
 def troubled(trouble: str, loop: str = LOOP) -> str:
-    """The source of a script that runs into this trouble."""
+    """Return the source of a script that calls this `trouble(run)` in its loop."""
     return HELPERS + TRAINING + trouble + loop
 
 
 def counts(trace: Trace) -> list[int]:
-    """How many contributions each update took."""
+    """Return the number of contributions to each update."""
     return [len(update.contributors) for update in trace.updates()]
 
 
 def fates(trace: Trace, worker: int) -> list[str]:
-    """What became of this worker's gradients."""
+    """Return the fates of this worker's gradients."""
     return [str(gradient.fate) for gradient in trace.gradients() if gradient.worker == worker]
 
 
-def comings_and_goings(trace: Trace, worker: int) -> list[str]:
-    """When this worker joined and left: "joined", and why it left."""
+def joins_and_leaves(trace: Trace, worker: int) -> list[str]:
+    """Return "joined" for each time this worker joined, and the reason for each time it left."""
     found = []
     for record in trace.records:
         if isinstance(record, Joined) and record.worker == worker:
@@ -96,18 +96,18 @@ def comings_and_goings(trace: Trace, worker: int) -> list[str]:
 
 
 def assert_nothing_was_lost(trace: Trace) -> None:
-    """Every gradient that was accepted is in an update, once."""
+    """Check that every accepted gradient is in exactly one update."""
     accepted = [(g.worker, g.version) for g in trace.gradients() if g.fate == "accepted"]
     assert sum(counts(trace)) == len(accepted) == len(set(accepted))
 
 
 def last_left(trace: Trace, worker: int) -> Left:
-    """How this worker left the last time."""
+    """Return the last record of this worker leaving."""
     return [r for r in trace.records if isinstance(r, Left) and r.worker == worker][-1]
 
 
 def gradients_of(trace: Trace, worker: int, **wanted: Any) -> list[Gradient]:
-    """This worker's gradients that have these values."""
+    """Return this worker's gradients that have these values."""
     return [
         gradient
         for gradient in trace.gradients()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs as a user starts them: the command itself, a whole script, processes seen from outside."""
+"""Run the command as a user does, and look at its processes from outside."""
 
 import sys
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ if run.is_first:
 
 
 def children_of(pid: int) -> Iterator[tuple[int, str]]:
-    """The processes that this one has, and what they are called."""
+    """Yield the children of a process, and their names."""
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # it has just exited
             name, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(") ")
             if int(rest.split()[1]) == pid:
                 yield int(process.name), name

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from forked import ForkedScript
 from paceline.cli import main
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher
@@ -72,6 +73,18 @@ def forkserver() -> Iterator[ForkServer]:
     """What all processes of all tests are forked from."""
     with ForkServer() as one:
         yield one
+
+
+@pytest.fixture
+def fork(forkserver: ForkServer, tmp_path: Path) -> Callable[..., ForkedScript]:
+    """Fork a process that executes this source."""
+
+    def start(source: str, name: str = "script.py", **changes: Any) -> ForkedScript:
+        path = tmp_path / name
+        path.write_text(source, encoding="utf-8")
+        return ForkedScript(forkserver, path, **changes)
+
+    return start
 
 
 @pytest.fixture

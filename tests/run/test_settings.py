@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a run is told, and who a process is: every odd value is named before anything starts."""
-
-from pathlib import Path
+"""The settings of a run: bad values are named before anything starts."""
 
 import pytest
 
 from paceline.errors import SpecError
-from paceline.run.launch.environment import Identity, adopt, identity, threads, variables
-from paceline.run.net.channel import new_token
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 
 SPEC = RunSpec(workers=4, steps=10)
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_written_settings_are_read_back(tmp_path):
     given = Settings(
         spec=RunSpec(workers=4, min_workers=2, late="finish", seed=2**53),
         policy="backup:1",
@@ -51,7 +47,7 @@ def test_what_was_written_is_read(tmp_path):
         ({"spec": RunSpec(workers=1, seed=2**53 + 1)}, "seed must be at most 9007199254740992"),
     ],
 )
-def test_a_bad_value_is_named(options, what):
+def test_bad_value_is_named(options, what):
     with pytest.raises(SpecError, match=what):
         Settings(**{"spec": SPEC, **options})
 
@@ -73,14 +69,14 @@ def test_a_bad_value_is_named(options, what):
         (b'{"spec": {"workers": 4}, "policy": "backup:9"}', "b must be smaller"),
     ],
 )
-def test_a_file_that_is_no_spec_is_named_with_what_is_wrong(tmp_path, text, what):
+def test_bad_file_is_named_with_the_reason(tmp_path, text, what):
     path = tmp_path / "spec.json"
     path.write_bytes(text)
     with pytest.raises(SpecError, match=rf"(?s){path}: .*{what}"):
         Settings.read(path)
 
 
-def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
+def test_unreadable_or_unwritable_file_is_named(tmp_path):
     path = tmp_path / "nowhere" / "spec.json"
     with pytest.raises(SpecError, match=f"cannot read {path}: No such file"):
         Settings.read(path)
@@ -88,91 +84,24 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
         Settings(spec=SPEC).write(path)
 
 
-# -------------------------------------------------------------------------- who this process is
-
-SERVER = Identity("unix:@name", Path("/run/token"), Path("/run"), None)
-WORKER = Identity("unix:@name", Path("/run/token"), Path("/run"), 3)
-
-
-@pytest.mark.parametrize("who", [SERVER, WORKER])
-def test_a_process_knows_from_its_environment_who_it_is(who):
-    assert identity(variables(who)) == who
-
-
-def test_who_was_started_by_hand_is_nobody():
-    assert identity({"PACELINE_ADDRESS": "unix:@name", "HOME": "/"}) is None
-
-
 @pytest.mark.parametrize(
-    ("who", "changes", "what"),
+    ("changes", "what"),
     [
-        (SERVER, {"PACELINE_ROLE": "boss"}, "must be 'server' or 'worker', got 'boss'"),
-        (SERVER, {"PACELINE_ROLE": ""}, "must be 'server' or 'worker', got ''"),
-        (SERVER, {"PACELINE_ADDRESS": None}, "'server', but PACELINE_ADDRESS is not set"),
-        (SERVER, {"PACELINE_TOKEN_FILE": ""}, "'server', but PACELINE_TOKEN_FILE is not set"),
-        (SERVER, {"PACELINE_RUN_DIR": None}, "'server', but PACELINE_RUN_DIR is not set"),
-        (WORKER, {"PACELINE_WORKER": None}, "'worker', but PACELINE_WORKER is not set"),
-        (
-            WORKER,
-            {"PACELINE_WORKER": None, "PACELINE_ADDRESS": None},
-            "'worker', but PACELINE_ADDRESS, PACELINE_WORKER is not set",
-        ),
-        (WORKER, {"PACELINE_WORKER": "-1"}, "the number of a worker, got '-1'"),
-        (WORKER, {"PACELINE_WORKER": "first"}, "the number of a worker, got 'first'"),
-        (WORKER, {"PACELINE_WORKER": "²"}, "the number of a worker, got '²'"),
+        ({"script": "gone.py"}, "there is no script .*gone.py"),
+        ({"folder": "gone"}, "working directory .*gone no longer exists; create it, or name"),
+        ({"arguments": ("\udcff",)}, "must be UTF-8"),
     ],
 )
-def test_an_odd_environment_is_named(who, changes, what):
-    environ = {**variables(who), **changes}
+def test_script_that_cannot_run_is_refused(tmp_path, changes, what):
+    (tmp_path / "train.py").touch()
+    given = {"script": "train.py", **changes}
+    paths = {name: str(tmp_path / given[name]) for name in ("script", "folder") if name in given}
     with pytest.raises(SpecError, match=what):
-        identity({name: value for name, value in environ.items() if value is not None})
+        Settings(spec=SPEC, **{**given, **paths}).with_absolute_paths()
 
 
-def test_a_worker_needs_no_folder():
-    environ = variables(WORKER)
-    del environ["PACELINE_RUN_DIR"]
-    assert identity(environ).run_dir == Path()
-
-
-def test_who_is_adopted_is_found(monkeypatch):
-    for name in (*variables(WORKER), "PACELINE_THREADS"):
-        monkeypatch.setenv(name, "")  # so that they are as they were in the end
-    adopt(WORKER, threads=2)
-    assert (identity(), threads()) == (WORKER, 2)
-
-
-@pytest.mark.parametrize("told", ["", "0", "-1", "many", "1.5", "²"])
-def test_a_number_of_threads_that_is_none_says_nothing(monkeypatch, told):
-    monkeypatch.setenv("PACELINE_THREADS", told)
-    assert threads() is None
-
-
-def test_the_token_is_read_from_its_file(tmp_path):
-    path = tmp_path / "token"
-    who = Identity("unix:@name", path, tmp_path, None)
-    token = new_token()
-    path.write_text(f"{token}\n", encoding="ascii")
-    assert who.token() == token
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (None, "cannot read the token in .*No such file"),
-        (b"\xff", "cannot read the token in .*ascii"),
-        (b"", "the token file .* is empty"),
-        (b" \n", "the token file .* is empty"),
-    ],
-)
-def test_a_token_that_is_none_is_named(tmp_path, content, what):
-    path = tmp_path / "token"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(SpecError, match=what):
-        Identity("unix:@name", path, tmp_path, None).token()
-
-
-def test_tokens_are_long_and_never_the_same():
-    tokens = {new_token() for _ in range(100)}
-    assert len(tokens) == 100
-    assert {len(token) for token in tokens} == {64}
+def test_relative_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    settings = Settings(spec=SPEC, script="train.py").with_absolute_paths()
+    assert (settings.script, settings.folder) == (str(tmp_path / "train.py"), str(tmp_path))

@@ -1,11 +1,102 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The environment that the processes of a run are started with."""
+"""The identity of a process, which it gets through environment variables."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from paceline.run.launch.environment import large_pages
+from paceline.errors import SpecError
+from paceline.run.launch.environment import (
+    Identity,
+    adopt,
+    identity,
+    large_pages,
+    threads,
+    variables,
+)
+from paceline.run.net.channel import new_token
+
+SERVER = Identity("unix:@name", Path("/run/token"), Path("/run"), None)
+WORKER = Identity("unix:@name", Path("/run/token"), Path("/run"), 3)
+
+
+@pytest.mark.parametrize("who", [SERVER, WORKER])
+def test_identity_survives_the_environment(who):
+    assert identity(variables(who)) == who
+
+
+def test_process_without_a_role_has_no_identity():
+    assert identity({"PACELINE_ADDRESS": "unix:@name", "HOME": "/"}) is None
+
+
+@pytest.mark.parametrize(
+    ("who", "changes", "what"),
+    [
+        (SERVER, {"PACELINE_ROLE": "boss"}, "must be 'server' or 'worker', got 'boss'"),
+        (SERVER, {"PACELINE_ROLE": ""}, "must be 'server' or 'worker', got ''"),
+        (SERVER, {"PACELINE_ADDRESS": None}, "'server', but PACELINE_ADDRESS is not set"),
+        (SERVER, {"PACELINE_TOKEN_FILE": ""}, "'server', but PACELINE_TOKEN_FILE is not set"),
+        (SERVER, {"PACELINE_RUN_DIR": None}, "'server', but PACELINE_RUN_DIR is not set"),
+        (WORKER, {"PACELINE_WORKER": None}, "'worker', but PACELINE_WORKER is not set"),
+        (
+            WORKER,
+            {"PACELINE_WORKER": None, "PACELINE_ADDRESS": None},
+            "'worker', but PACELINE_ADDRESS, PACELINE_WORKER is not set",
+        ),
+        (WORKER, {"PACELINE_WORKER": "-1"}, "the number of a worker, got '-1'"),
+        (WORKER, {"PACELINE_WORKER": "first"}, "the number of a worker, got 'first'"),
+        (WORKER, {"PACELINE_WORKER": "²"}, "the number of a worker, got '²'"),
+    ],
+)
+def test_bad_environment_is_named(who, changes, what):
+    environ = {**variables(who), **changes}
+    with pytest.raises(SpecError, match=what):
+        identity({name: value for name, value in environ.items() if value is not None})
+
+
+def test_worker_needs_no_run_folder():
+    environ = variables(WORKER)
+    del environ["PACELINE_RUN_DIR"]
+    assert identity(environ).run_dir == Path()
+
+
+def test_adopted_identity_is_found(monkeypatch):
+    for name in (*variables(WORKER), "PACELINE_THREADS"):
+        monkeypatch.setenv(name, "")  # so that they are restored at the end
+    adopt(WORKER, threads=2)
+    assert (identity(), threads()) == (WORKER, 2)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "many", "1.5", "²"])
+def test_bad_number_of_threads_is_ignored(monkeypatch, text):
+    monkeypatch.setenv("PACELINE_THREADS", text)
+    assert threads() is None
+
+
+def test_token_is_read_from_its_file(tmp_path):
+    path = tmp_path / "token"
+    who = Identity("unix:@name", path, tmp_path, None)
+    token = new_token()
+    path.write_text(f"{token}\n", encoding="ascii")
+    assert who.token() == token
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "cannot read the token in .*No such file"),
+        (b"\xff", "cannot read the token in .*ascii"),
+        (b"", "the token file .* is empty"),
+        (b" \n", "the token file .* is empty"),
+    ],
+)
+def test_missing_token_is_named(tmp_path, content, what):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SpecError, match=what):
+        Identity("unix:@name", path, tmp_path, None).token()
 
 
 @pytest.mark.parametrize("value", [None, "0", "1"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline run`: what comes out, how it ends, and that nothing is left behind."""
+"""`paceline run`: its output, how it ends, and that it leaves nothing behind."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from paceline.trace.schema import Ended
 from paceline.watch.audit import audit
 
 PACELINE = Path(sys.executable).parent / "paceline"
-PATIENCE_S = 60  # for what takes a second or less
+PATIENCE_S = 60  # for what takes at most a second
 
 QUIET = "def trouble(run): pass\n"
 
@@ -33,10 +33,10 @@ def where(folder):
     return [f"Trace: {folder}/trace.jsonl", f"Weights: {folder}/weights.pt"]
 
 
-# ------------------------------------------------------------------------------- what comes out
+# ------------------------------------------------------------------------------------ output
 
 
-def test_each_line_comes_out_with_the_name_of_its_process(launch):
+def test_each_line_has_the_name_of_its_process(launch):
     source = """
 if ROLE == "server":
     print("I serve")
@@ -62,13 +62,13 @@ def trouble(run):
     assert ran.err.splitlines() == ["worker 1  | three"]
 
 
-def test_what_is_printed_last_comes_out_too_however_much_it_is(launch):
+def test_last_output_is_shown_however_long_it_is(launch):
     ran = launch(troubled(QUIET) + "print(WORKER * 'x' * 300_000, end='')", steps=3)
     assert ran.code == 0
     assert "worker 1  | " + "x" * 300_000 in ran.out.splitlines()
 
 
-def test_arguments_after_the_script_reach_it_whatever_they_look_like(call, script):
+def test_arguments_after_the_script_reach_it(call, script):
     path = script(TRAINING + QUIET + LOOP + "print(sys.argv[2:])")
     words = ("--lr", "0.1", "-w", "9", "--help", "", "two words")
     out_dir = path.parent / "out"
@@ -80,7 +80,7 @@ def test_arguments_after_the_script_reach_it_whatever_they_look_like(call, scrip
     assert err.splitlines() == [begun(path, "runs/script-1"), *where("runs/script-1")]
 
 
-def test_each_run_gets_a_folder_of_its_own(call, script):
+def test_each_run_gets_its_own_folder(call, script):
     path = script(TRAINING + QUIET + LOOP)
     for number in (1, 2):
         code, _, _ = call("run", "-w", 1, "--steps", 3, path, path.parent)
@@ -90,7 +90,7 @@ def test_each_run_gets_a_folder_of_its_own(call, script):
         assert len(counts(trace)) == 3
 
 
-def test_help_tells_how_to_use_it_and_what_the_exit_codes_mean(call):
+def test_help_has_usage_and_exit_codes(call):
     code, out, _ = call("run", "--help")
     assert code == 0
     for word in ("--policy", "--workers", "--steps", "train.py", "Exit codes"):
@@ -116,7 +116,7 @@ def test_help_tells_how_to_use_it_and_what_the_exit_codes_mean(call):
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(call, script, words, what):
-    path = script("raise AssertionError('nobody executes this')")
+    path = script("raise AssertionError('this is never executed')")
     code, out, err = call("run", *words)
     assert code == 2
     assert out == ""
@@ -126,7 +126,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(call, script, words, what):
     assert [entry.name for entry in path.parent.iterdir()] == ["script.py"]
 
 
-def test_the_token_is_in_a_file_for_its_owner_alone_and_on_no_command_line(launch, tmp_path):
+def test_token_is_readable_only_by_its_owner(launch, tmp_path):
     source = """
 def trouble(run):
     if run.worker == 0 and run.version == 2:
@@ -142,7 +142,7 @@ def trouble(run):
 def content(file):
     try:
         return file.read_bytes()
-    except OSError:  # it has just ended
+    except OSError:  # it has just exited
         return b""
 """
     ran = launch(troubled(source), steps=3)
@@ -151,10 +151,10 @@ def content(file):
     assert stat.S_IMODE((tmp_path / "run-1" / "token").stat().st_mode) == 0o600
 
 
-# ---------------------------------------------------------------------------------- how it ends
+# ------------------------------------------------------------------------------ how it ends
 
 
-def test_a_run_whose_workers_all_fail_has_exit_code_1(call, script):
+def test_failure_of_all_workers_has_exit_code_1(call, script):
     path = script("raise SystemExit(7)")
     code, _, err = call("run", "-w", 1, "--steps", 3, "--run-dir", "run", path, "run")
     assert code == 1
@@ -162,7 +162,7 @@ def test_a_run_whose_workers_all_fail_has_exit_code_1(call, script):
 
 
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_an_interrupt_ends_the_run_in_good_order(launch, number, code):
+def test_interrupt_stops_the_run_cleanly(launch, number, code):
     source = f"""
 def trouble(run):
     if run.worker == 1 and run.version == 5:
@@ -177,7 +177,7 @@ def trouble(run):
     assert {kept["version"] for kept in ran.kept.values()} == {end.version}
 
 
-def test_a_run_that_was_started_with_nohup_outlives_its_terminal(launch):
+def test_run_under_nohup_outlives_its_terminal(launch):
     source = f"""
 def trouble(run):
     if run.worker == 1 and run.version == 5:
@@ -192,7 +192,7 @@ def trouble(run):
     assert ran.err == ""
 
 
-def test_a_second_interrupt_ends_it_at_once_whatever_the_workers_do(call, script):
+def test_second_interrupt_kills_the_run(call, script):
     source = f"""
 def trouble(run):
     if run.worker == 1 and run.version == 5:
@@ -207,7 +207,7 @@ def trouble(run):
     assert err.splitlines().count("paceline  | worker 1 was still running and was killed") == 1
 
 
-def test_an_interrupt_before_the_server_is_ready_ends_it_too(call, script):
+def test_interrupt_before_the_server_is_ready_stops_the_run(call, script):
     source = f"""
 if ROLE == "server":
     time.sleep(1000)
@@ -230,7 +230,7 @@ def family_of(pid):
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_child = parent_of(process.name) == pid
-        except OSError:  # it has just ended
+        except OSError:  # it has just exited
             continue
         if is_child:
             yield int(process.name)
@@ -246,7 +246,7 @@ def trouble(run):
 
 
 class Started:
-    """A launcher in a session of its own, as in a terminal, and all processes under it."""
+    """A launcher in its own session, as in a terminal, with all its processes."""
 
     def __init__(self, path, folder, steps):
         (folder / "tmp").mkdir(parents=True)
@@ -270,7 +270,7 @@ class Started:
         self.process.communicate()
 
     def wait_until_it_trains(self):
-        """Afterwards it waits for the word to go on."""
+        """Wait until it trains; afterwards it waits for the file `go-on`."""
         line = next((line for line in self.process.stdout if "family" in line), None)
         assert line is not None, (self.folder / "err").read_text()
         # Server, two workers, and the process that they are forked from.
@@ -278,8 +278,8 @@ class Started:
         assert len(pids) == 4
         self._family = [os.pidfd_open(pid) for pid in pids]
 
-    def assert_all_are_gone(self):
-        """Each process has ended, or does so soon."""
+    def assert_all_exit(self):
+        """Check that all processes exit soon."""
         for fd in self._family:
             poll = select.poll()
             poll.register(fd, select.POLLIN)
@@ -287,20 +287,20 @@ class Started:
             os.close(fd)
 
     def wait(self):
-        """Wait for its end; return the exit code, and what it said."""
+        """Wait for its end; return the exit code and its standard error."""
         self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, (self.folder / "err").read_text()
 
     def trace(self):
-        """Its trace, which is sound."""
+        """Return its trace, which is sound."""
         trace = read_trace(self.folder / "run" / "trace.jsonl")
         audit(trace)
         return trace
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, tmp_path, number):
-    """As `timeout` does, and a terminal that is closed."""
+def test_signal_to_the_process_group_stops_the_run_cleanly(script, tmp_path, number):
+    """As `timeout` and a closed terminal send it."""
     with Started(script(troubled(ENDLESS)), tmp_path / "one", 10**6) as one:
         one.wait_until_it_trains()
         os.killpg(one.process.pid, number)
@@ -313,7 +313,7 @@ def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, 
             *where(one.folder / "run"),
             f"Continue with: paceline run --resume {one.folder}/run",
         ]
-        one.assert_all_are_gone()
+        one.assert_all_exit()
         assert isinstance(one.trace().records[-1], Ended)
         assert {file.name for file in one.folder.glob("worker-*.pt")} == {
             "worker-0.pt",
@@ -321,7 +321,7 @@ def test_what_stops_all_processes_of_a_group_ends_the_run_in_good_order(script, 
         }
 
 
-def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tmp_path):
+def test_interrupting_one_run_does_not_affect_another(script, tmp_path):
     path = script(troubled(ENDLESS))
     with Started(path, tmp_path / "one", 10**6) as one, Started(path, tmp_path / "two", 9) as two:
         one.wait_until_it_trains()
@@ -336,26 +336,26 @@ def test_of_two_runs_one_is_interrupted_and_the_other_does_not_notice(script, tm
             *where(one.folder / "run"),
             f"Continue with: paceline run --resume {one.folder}/run",
         ]
-        one.assert_all_are_gone()
+        one.assert_all_exit()
         assert isinstance(one.trace().records[-1], Ended)
         (two.folder / "go-on.word").touch()
         code, err = two.wait()
         assert code == 0
         run_dir = two.folder / "run"
         assert err.splitlines() == [begun(path, run_dir), *where(run_dir)]
-        two.assert_all_are_gone()
+        two.assert_all_exit()
         assert counts(two.trace()) == [2] * 9
 
 
-def test_a_launcher_that_is_killed_leaves_no_process_behind_and_no_file(script, tmp_path):
+def test_killed_launcher_leaves_no_processes_or_files(script, tmp_path):
     with Started(script(troubled(ENDLESS)), tmp_path / "one", 10**6) as one:
         one.wait_until_it_trains()
         one.process.kill()
-        one.assert_all_are_gone()
+        one.assert_all_exit()
         assert list((one.folder / "tmp").iterdir()) == []
 
 
-def test_a_bar_of_progress_is_shown_and_a_letter_that_cannot_be_is_not_the_end(call, tmp_path):
+def test_progress_bars_and_invalid_characters_are_shown(call, tmp_path):
     script = tmp_path / "bar.py"
     script.write_text(
         "import os, time\n"

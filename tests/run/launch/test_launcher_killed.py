@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""kill -9 of the launcher, and of everything: nothing is left, and the run can go on at once."""
+"""SIGKILL for the launcher or for all processes: nothing is left, and the run can be resumed."""
 
 import os
 import select
@@ -19,7 +19,7 @@ PATIENCE_S = 120
 STEPS = 60
 
 
-class Family:
+class StartedRun:
     """A run as a user starts it, and all its processes."""
 
     def __init__(self, folder: Path, *words: str) -> None:
@@ -36,7 +36,7 @@ class Family:
         )
 
     def wait_for(self, word: str) -> None:
-        """Until a line with this word is printed; remember who is there."""
+        """Wait until a line with this word is printed, and note all processes."""
         for line in self.launcher.stdout:
             if word in line:
                 break
@@ -45,7 +45,7 @@ class Family:
             self.pids += [child for child, _ in children_of(pid)]
         self._fds = [os.pidfd_open(pid) for pid in self.pids]
 
-    def wait_until_all_are_gone(self) -> None:
+    def wait_until_all_exited(self) -> None:
         self.launcher.kill()
         self.launcher.wait()
         self.launcher.stdout.close()
@@ -56,7 +56,7 @@ class Family:
             os.close(fd)
 
     def end(self) -> str:
-        """It comes to its end by itself; what it said."""
+        """Wait until it ends successfully; return its output."""
         try:
             out, _ = self.launcher.communicate(timeout=PATIENCE_S)
         finally:
@@ -65,8 +65,8 @@ class Family:
         return out
 
 
-def what_is_left(folder: Path, pids: list[int]) -> list[str]:
-    """Sockets with the name of the run, memory of it in any process, files beside its folder."""
+def leftovers(folder: Path, pids: list[int]) -> list[str]:
+    """Return what is left of a run: sockets, shared memory, temporary files."""
     address = (folder / "run" / "address").read_text().removeprefix("unix:")
     found = [line for line in Path("/proc/net/unix").read_text().splitlines() if address in line]
     for link in Path("/proc").glob("[0-9]*/fd/*"):
@@ -78,22 +78,22 @@ def what_is_left(folder: Path, pids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("victims", ["launcher", "all"])
-def test_nothing_is_left_of_a_run_that_was_killed_and_it_goes_on_at_once(tmp_path, victims):
+def test_killed_run_leaves_nothing_and_can_be_resumed(tmp_path, victims):
     steps = ("-w", "3", "--steps", str(STEPS), "--checkpoint-every", "5", "--slow", "30ms")
     new = ("--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
-    killed = Family(tmp_path, *steps, *new)
-    killed.wait_for("training")
+    killed = StartedRun(tmp_path, *steps, *new)
+    killed.wait_for("server    | training")
     saved = tmp_path / "run" / "checkpoints"
     while not list(saved.glob("*.ckpt")):
         with suppress(subprocess.TimeoutExpired):
             killed.launcher.wait(timeout=0.1)
     for pid in killed.pids if victims == "all" else killed.pids[:1]:
         os.kill(pid, signal.SIGKILL)
-    killed.wait_until_all_are_gone()
-    assert len(killed.pids) == 1 + 1 + 1 + 3  # what they are forked from, the server, the workers
-    assert what_is_left(tmp_path, killed.pids) == []
+    killed.wait_until_all_exited()
+    assert len(killed.pids) == 1 + 1 + 1 + 3  # launcher, fork server, server, workers
+    assert leftovers(tmp_path, killed.pids) == []
 
-    resumed = Family(tmp_path, "--resume", str(tmp_path / "run"))
+    resumed = StartedRun(tmp_path, "--resume", str(tmp_path / "run"))
     assert f"at the end: {STEPS}" in resumed.end()
     trace = read_trace(tmp_path / "run" / "trace.jsonl")
     audit(trace)
@@ -103,14 +103,14 @@ def test_nothing_is_left_of_a_run_that_was_killed_and_it_goes_on_at_once(tmp_pat
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_nobody_reading_what_is_printed_ends_no_run(tmp_path):
-    """As with `paceline run ... | head -1`, and with `| tee` where Ctrl-C ends that first."""
+def test_closed_pipe_does_not_stop_the_run(tmp_path):
+    """As with `paceline run ... | head -1`, or `| tee` that Ctrl-C stops first."""
     new = ("--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
-    family = Family(tmp_path, "-w", "2", "--steps", "40", "--slow", "20ms", *new)
-    family.wait_for("training")
-    family.launcher.stdout.close()
-    assert family.launcher.wait(PATIENCE_S) == 0
-    family.wait_until_all_are_gone()
+    started = StartedRun(tmp_path, "-w", "2", "--steps", "40", "--slow", "20ms", *new)
+    started.wait_for("server    | training")
+    started.launcher.stdout.close()
+    assert started.launcher.wait(PATIENCE_S) == 0
+    started.wait_until_all_exited()
     trace = read_trace(tmp_path / "run" / "trace.jsonl")
     audit(trace)
     assert len(list(trace.updates())) == 40
@@ -118,13 +118,17 @@ def test_nobody_reading_what_is_printed_ends_no_run(tmp_path):
     assert "at the end: 40" in (tmp_path / "run" / "output" / "worker-0.log").read_text()
 
 
-def test_a_new_run_starts_while_the_dead_one_is_still_ending(tmp_path):
+def test_new_run_starts_while_a_killed_one_is_exiting(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    first = Family(one, "-w", "2", "--steps", "9999", "--run-dir", f"{one}/run", f"{one}/train.py")
-    first.wait_for("training")
+    first = StartedRun(
+        one, "-w", "2", "--steps", "9999", "--run-dir", f"{one}/run", f"{one}/train.py"
+    )
+    first.wait_for("server    | training")
     os.kill(first.launcher.pid, signal.SIGKILL)
-    second = Family(two, "-w", "2", "--steps", "20", "--run-dir", f"{two}/run", f"{two}/train.py")
+    second = StartedRun(
+        two, "-w", "2", "--steps", "20", "--run-dir", f"{two}/run", f"{two}/train.py"
+    )
     assert "at the end: 20" in second.end()
-    first.wait_until_all_are_gone()
+    first.wait_until_all_exited()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is told of a real run: the server's last words, the trace and the report say the same."""
+"""The server's last line, the trace and the report of a real run agree."""
 
 import re
 
@@ -29,8 +29,8 @@ while not run.finished and (is_resumed or run.version < 2):
 )
 
 
-def assert_the_server_said_the_same(out, trace):
-    """Its last words have the numbers of the summary."""
+def assert_server_agrees(out, trace):
+    """Check that the server's last line has the numbers of the summary."""
     [(updates, samples, seconds)] = re.findall(
         r"^server    \| (\d+)(?: of \d+)? updates of (\d+) samples in ([\d.]+) s$",
         out,
@@ -47,21 +47,21 @@ def resumed(trace):
 
 @pytest.fixture
 def stopped(call, script, tmp_path):
-    """What was printed of a run that has made two updates of four, in the folder `run`."""
+    """Return the output of a run that made two of four updates, in the folder `run`."""
     path = script(EARLY)
     code, out, err = call("run", "-w", 1, "--steps", 4, "--run-dir", "run", path, tmp_path / "run")
     assert code == 0, err
     return out
 
 
-def test_in_a_short_run_no_more_was_waited_than_it_took(launch):
-    """Whoever comes to the end of its script leaves, which takes longer than three updates."""
+def test_short_run_reports_no_more_waiting_than_it_took(launch):
+    """Workers leave after the end, which takes longer than three updates."""
     ran = launch(troubled(QUIET), workers=3, steps=3)
     assert sum(waited_for(ran.trace).values()) <= summarize(ran.trace).seconds
-    assert_the_server_said_the_same(ran.out, ran.trace)
+    assert_server_agrees(ran.out, ran.trace)
 
 
-def test_a_run_whose_server_was_killed_has_one_truth(launch):
+def test_output_and_report_agree_after_a_killed_server(launch):
     trouble = """
 def trouble(run):
     if run.worker == 0 and run.version == 6 and not was_told("killed"):
@@ -72,14 +72,14 @@ def trouble(run):
     ran = launch(troubled(trouble), steps=8, restart=True, checkpoint_every="2")
     assert ran.code == 0, ran.err
     assert resumed(ran.trace) == [False]
-    assert_the_server_said_the_same(ran.out, ran.trace)
+    assert_server_agrees(ran.out, ran.trace)
     lines = report(ran.trace)
     assert lines[0].endswith("; finished.")
     assert any(line.startswith("The server was restored once (") for line in lines)
     assert not any("resumed" in line for line in lines)
 
 
-def test_an_update_that_fails_is_counted_alike(launch):
+def test_output_and_report_agree_on_a_failed_update(launch):
     breaks = """
 class Breaks(torch.optim.SGD):
     steps = 0
@@ -94,12 +94,12 @@ optimizer = Breaks(model.parameters(), lr=0.1)
 """
     ran = launch(troubled(breaks + QUIET), steps=8)
     assert ran.code == 1
-    assert_the_server_said_the_same(ran.out, ran.trace)
+    assert_server_agrees(ran.out, ran.trace)
     where = "; failed at update 3 of 8: update 3 could not be made: ValueError('out of luck')."
     assert report(ran.trace)[0].endswith(where)
 
 
-def test_a_run_that_was_stopped_and_resumed_has_one_truth(stopped, call, tmp_path):
+def test_output_and_report_agree_after_a_resume(stopped, call, tmp_path):
     words = " ".join(stopped.split())
     assert "; stopped at update 2 of 4: all workers had left." in words
     assert "finished" not in words
@@ -107,13 +107,13 @@ def test_a_run_that_was_stopped_and_resumed_has_one_truth(stopped, call, tmp_pat
     assert code == 0, err
     trace = read_trace(tmp_path / "run" / "trace.jsonl")
     assert resumed(trace) == [True]
-    assert_the_server_said_the_same(out, trace)
+    assert_server_agrees(out, trace)
     words = " ".join(out.split())
     assert "; finished. The run was resumed once, after " in words
     assert "restored" not in words
 
 
-def test_of_a_resume_that_never_began_no_report_is_printed(stopped, call, tmp_path):
+def test_resume_that_never_began_prints_no_report(stopped, call, tmp_path):
     assert "sync with 1 worker: 2 updates" in stopped
     path = tmp_path / "script.py"
     source = path.read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A run that is stopped and resumed, and one that loses its server: what comes out is the same."""
+"""Resuming a run, or restarting its server, doesn't change its result."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ import random
 import numpy
 
 class Jittered(torch.utils.data.Dataset):
-    '''Draws from everything that can be drawn from without a name.'''
+    '''Uses every global random generator.'''
 
     def __len__(self):
         return 50
@@ -40,7 +40,7 @@ loader = torch.utils.data.DataLoader(Jittered(), batch_size=4, shuffle=True)
 
 run = paceline.join()
 model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
-fixed = torch.randn(3)  # what a script does between `prepare` and its loop does not matter
+fixed = torch.randn(3)  # random numbers between `prepare` and the loop do not matter
 for x, y in loader:
     optimizer.zero_grad()
     loss = F.mse_loss(model(x), y)
@@ -57,12 +57,12 @@ keep(run, weights=model.state_dict(), average=average, optimizer=optimizer.state
 QUIET = "\ndef trouble(run): pass\n"
 STEPS = 24
 
-Going = Callable[..., Path]
+TrainFunction = Callable[..., Path]
 
 
 @pytest.fixture
-def going(tmp_path, script, forkserver, capsys) -> Going:
-    """Run the source in a folder, which may have a run in it already, to this number of updates."""
+def train(tmp_path, script, forkserver, capsys) -> TrainFunction:
+    """Run the script in a folder to this number of updates; resume the run in it, if any."""
 
     def run(
         name: str, trouble: str = QUIET, *, steps: int = STEPS, policy: str = "sync", **more: object
@@ -86,50 +86,50 @@ def going(tmp_path, script, forkserver, capsys) -> Going:
 
 
 def results(folder):
-    """What each worker had in the end, and what the run has left."""
+    """Return the final state of each worker, and the final weights."""
     kept = [torch.load(file) for file in sorted(folder.glob("worker-*.pt"))]
     assert len(kept) == 2
     return [*kept, torch.load(folder / "weights.pt", weights_only=True)]
 
 
 def restored(folder):
-    """The versions that the run went on from."""
+    """Return the versions that the run continued from."""
     trace = read_trace(folder / "trace.jsonl")
     return [record.version for record in trace.records if isinstance(record, Restored)]
 
 
 def updates(folder):
-    """The numbers of the updates, in the order in which they were made."""
+    """Return the numbers of the updates in the order they were made."""
     return [update.update for update in read_trace(folder / "trace.jsonl").updates()]
 
 
-def assert_the_same(one, other):
-    """Bit for bit, whatever they are."""
+def assert_equal(one, other):
+    """Check that two nested values are equal, bit for bit."""
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
     elif isinstance(one, dict):
         assert one.keys() == other.keys()
         for key in one:
-            assert_the_same(one[key], other[key])
+            assert_equal(one[key], other[key])
     elif isinstance(one, list):
         for a, b in zip(one, other, strict=True):
-            assert_the_same(a, b)
+            assert_equal(a, b)
     else:
         assert one == other
 
 
 @pytest.fixture
-def whole(going):
-    """What comes of the run that nothing happens to."""
-    return results(going("whole"))
+def whole(train):
+    """Return the results of an undisturbed run."""
+    return results(train("whole"))
 
 
 @pytest.mark.parametrize("cuts", [[7], [5, 6, 15], [1, 23]])
-def test_a_run_that_is_resumed_equals_one_that_never_stopped(going, whole, cuts):
+def test_resumed_run_equals_one_that_never_stopped(train, whole, cuts):
     for steps in (*cuts, STEPS):
-        folder = going("cut", steps=steps)
-    assert_the_same(results(folder), whole)
+        folder = train("cut", steps=steps)
+    assert_equal(results(folder), whole)
     assert restored(folder) == cuts
     assert updates(folder) == list(range(1, STEPS + 1))
 
@@ -145,13 +145,13 @@ def trouble(run):
 
 
 @pytest.mark.parametrize("at", [3, 10])
-def test_a_run_that_is_stopped_in_the_middle_of_its_work_and_resumed_is_the_same(going, whole, at):
-    """What both workers had begun is thrown away, the random numbers that it took with it."""
+def test_run_stopped_during_an_update_equals_one_that_never_stopped(train, whole, at):
+    """Unfinished work of both workers is discarded, together with its random numbers."""
     trouble = f"\nAT = {at}\n" + STOPPED
-    folder = going("stopped", trouble)
+    folder = train("stopped", trouble)
     trace = read_trace(folder / "trace.jsonl")
     assert [r.version for r in trace.records if isinstance(r, Ended)] == [at]
-    assert_the_same(results(going("stopped", trouble)), whole)
+    assert_equal(results(train("stopped", trouble)), whole)
 
 
 KILLED = """
@@ -163,10 +163,10 @@ def trouble(run):
 """
 
 
-def test_a_server_that_is_killed_comes_back_and_nothing_is_different(going, whole):
-    folder = going("killed", "\nSAVED = {8: 5, 17: 15}\n" + KILLED)
+def test_killed_server_does_not_change_the_result(train, whole):
+    folder = train("killed", "\nSAVED = {8: 5, 17: 15}\n" + KILLED)
     assert restored(folder) == [5, 15]
-    assert_the_same(results(folder), whole)
+    assert_equal(results(folder), whole)
 
 
 CHANGED = """
@@ -177,12 +177,12 @@ def trouble(run):
 """
 
 
-def test_what_was_changed_since_the_checkpoint_is_changed_again_and_once(going):
-    lucky = results(going("lucky", CHANGED + "\ndef unlucky(run): pass\n"))
+def test_change_since_the_checkpoint_is_applied_again_once(train):
+    lucky = results(train("lucky", CHANGED + "\ndef unlucky(run): pass\n"))
     unlucky = "\nSAVED = {13: 10}\n" + KILLED.replace("trouble", "unlucky")
-    folder = going("unlucky", CHANGED + unlucky)
+    folder = train("unlucky", CHANGED + unlucky)
     assert restored(folder) == [10]
-    assert_the_same(results(folder), lucky)
+    assert_equal(results(folder), lucky)
 
 
 KILLED_ANYWHERE = """
@@ -197,8 +197,8 @@ def trouble(run):
 
 
 @pytest.mark.parametrize("policy", ["backup:1", "async", "softsync:3", "ssp:1", "delayed:1"])
-def test_a_run_of_any_rule_survives_the_death_of_its_server(going, policy):
-    folder = going("any", KILLED_ANYWHERE, policy=policy, checkpoint_every="1")
+def test_run_under_any_policy_survives_a_killed_server(train, policy):
+    folder = train("any", KILLED_ANYWHERE, policy=policy, checkpoint_every="1")
     assert len(restored(folder)) == 2
     assert updates(folder)[-1] == STEPS
 
@@ -211,8 +211,8 @@ def trouble(run):
 """
 
 
-def test_a_server_that_is_killed_before_the_first_checkpoint_begins_anew(going):
-    folder = going("early", KILLED_EARLY, checkpoint_every="0")
+def test_server_killed_before_the_first_checkpoint_starts_over(train):
+    folder = train("early", KILLED_EARLY, checkpoint_every="0")
     assert restored(folder) == [0]
     assert updates(folder)[-STEPS:] == list(range(1, STEPS + 1))
     assert not (folder / "checkpoints").exists()
@@ -229,28 +229,28 @@ def trouble(run):
 """
 
 
-def test_who_asks_a_server_that_is_gone_is_answered_by_the_next_one(going, whole):
-    folder = going("asking", ASKING)
+def test_request_to_a_dead_server_is_answered_by_the_next_one(train, whole):
+    folder = train("asking", ASKING)
     assert restored(folder) in ([5], [0])
     assert updates(folder)[-1] == STEPS
     if restored(folder) == [5]:
-        assert_the_same(results(folder), whole)
+        assert_equal(results(folder), whole)
 
 
-def test_a_torn_checkpoint_is_put_aside_and_the_one_before_is_taken(going, whole, capsys):
-    folder = going("torn", steps=12)
+def test_damaged_checkpoint_is_set_aside_for_the_previous_one(train, whole, capsys):
+    folder = train("torn", steps=12)
     newest = max((folder / "checkpoints").glob("*.ckpt"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    folder = going("torn")
+    folder = train("torn")
     assert restored(folder) == [10]
     assert "is torn" in capsys.readouterr().out
-    assert_the_same(results(folder), whole)
+    assert_equal(results(folder), whole)
 
 
-def test_a_run_of_which_nothing_whole_is_left_does_not_begin_anew(
-    going, tmp_path, script, forkserver
+def test_run_with_only_damaged_checkpoints_is_not_restarted_from_zero(
+    train, tmp_path, script, forkserver
 ):
-    folder = going("all", steps=12)
+    folder = train("all", steps=12)
     for file in (folder / "checkpoints").glob("*.ckpt"):
         file.write_bytes(file.read_bytes()[:-100])
     trace = (folder / "trace.jsonl").read_bytes()
@@ -260,8 +260,8 @@ def test_a_run_of_which_nothing_whole_is_left_does_not_begin_anew(
     assert (folder / "trace.jsonl").read_bytes() == trace
 
 
-def test_another_model_is_not_trained_from_a_checkpoint(going, script, forkserver, capsys):
-    folder = going("model", steps=6)
+def test_checkpoint_of_another_model_is_refused(train, script, forkserver, capsys):
+    folder = train("model", steps=6)
     path = script(QUIET + SOURCE.replace("nn.Linear(6, 8)", "nn.Linear(6, 8, bias=False)"))
     told = {"script": str(path), "arguments": (str(folder),)}
     settings = Settings(spec=RunSpec(workers=2, steps=STEPS, seed=5), **told)
@@ -269,7 +269,7 @@ def test_another_model_is_not_trained_from_a_checkpoint(going, script, forkserve
     assert "the checkpoint is not of this script: it has 6 parameters" in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_be_written_is_no_reason_to_lose_the_run(launch):
+def test_model_that_cannot_be_saved_does_not_fail_the_run(launch):
     ran = launch(
         """
 class Odd(nn.Linear):
@@ -295,24 +295,24 @@ while not run.finished:
     assert [file.stem for file in ran.folder.glob("checkpoints/*.ckpt")] == ["0000000003"]
 
 
-def test_a_run_that_has_made_its_updates_only_comes_to_its_end(going, whole):
-    folder = going("again")
+def test_resuming_after_the_last_update_makes_no_updates(train, whole):
+    folder = train("again")
     shutil.rmtree(folder / "output")
-    assert_the_same(results(going("again")), whole)
+    assert_equal(results(train("again")), whole)
     assert updates(folder) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("policy", ["backup:1", "async", "softsync:3", "ssp:1", "delayed:1"])
-def test_every_rule_goes_on_to_the_step_that_it_was_asked_for(going, policy):
-    going("rule", steps=9, policy=policy)
-    folder = going("rule", policy=policy)
+def test_resumed_run_reaches_its_last_step_under_any_policy(train, policy):
+    train("rule", steps=9, policy=policy)
+    folder = train("rule", policy=policy)
     assert updates(folder) == list(range(1, STEPS + 1))
     assert len(restored(folder)) == 1
 
 
-def test_a_run_may_be_resumed_with_another_rule_and_more_steps(going):
-    going("other", steps=6)
-    folder = going("other", steps=12, policy="async")
+def test_run_can_be_resumed_with_another_policy_and_more_steps(train):
+    train("other", steps=6)
+    folder = train("other", steps=12, policy="async")
     trace = read_trace(folder / "trace.jsonl")
     assert next(r for r in trace.records if isinstance(r, Restored)).header.policy == "async"
     assert updates(folder) == list(range(1, 13))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Kills without end, at random, of a run as a user starts it: it comes to its end all the same."""
+"""A run as a user starts it reaches its end although its processes keep being killed."""
 
 import os
 import random
@@ -15,11 +15,11 @@ from paceline.trace.schema import Ended, Left, Restored, Trace
 from paceline.watch.audit import audit
 from sandbox import PACELINE, SCRIPT, children_of
 
-PATIENCE_S = 240  # for what takes as long as the storm, and a little more
+PATIENCE_S = 240  # for what takes little longer than the kills
 
 
-def strike(launcher: subprocess.Popen[str], victims: str, chance: random.Random) -> str:
-    """Kill one process of the run whose name begins so; return whom, "" if there was none."""
+def kill_one(launcher: subprocess.Popen[str], victims: str, chance: random.Random) -> str:
+    """Kill a process of the run whose name begins like this; return its name, or ""."""
     found = [
         (pid, name)
         for forkserver, _ in children_of(launcher.pid)
@@ -34,32 +34,34 @@ def strike(launcher: subprocess.Popen[str], victims: str, chance: random.Random)
     return name
 
 
-def weather(tmp_path: Path, victims: str, seconds: int, words: list[str]) -> tuple[list[str], str]:
-    """Let a run go through a storm of one kill a second; return who was struck, what was said."""
+def run_with_kills(
+    tmp_path: Path, victims: str, seconds: int, words: list[str]
+) -> tuple[list[str], str]:
+    """Run with one kill per second; return the names of the killed processes, and the output."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     command = [PACELINE, "run", *words, "--run-dir", tmp_path / "run", script]
-    chance, struck = random.Random(1), []
+    chance, killed = random.Random(1), []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as launcher:
         try:
             for line in launcher.stdout:
-                if "training" in line:
+                if "server    | training" in line:
                     break
             for _ in range(seconds):
                 with suppress(subprocess.TimeoutExpired):
                     launcher.wait(timeout=1.0)
-                struck.append(strike(launcher, victims, chance))
+                killed.append(kill_one(launcher, victims, chance))
             out, _ = launcher.communicate(timeout=PATIENCE_S)
         finally:
             launcher.kill()
     assert launcher.returncode == 0, out
-    return [name for name in struck if name], out
+    return [name for name in killed if name], out
 
 
-def sound(path: Path) -> Trace:
-    """A trace in which every gradient has one fate."""
+def read_sound_trace(path: Path) -> Trace:
+    """Read a trace, and check that every gradient has one fate."""
     trace = read_trace(path)
     audit(trace)
     turns = [(gradient.worker, gradient.turn) for gradient in trace.gradients()]
@@ -69,7 +71,7 @@ def sound(path: Path) -> Trace:
 
 
 @pytest.mark.timeout(400)
-def test_a_minute_of_kills_of_workers_costs_no_update(tmp_path):
+def test_killing_workers_for_a_minute_costs_no_update(tmp_path):
     words = [
         "-w",
         "4",
@@ -80,17 +82,17 @@ def test_a_minute_of_kills_of_workers_costs_no_update(tmp_path):
         "--slow",
         "45ms",
     ]  # at least 67 seconds
-    struck, out = weather(tmp_path, "paceline-w", 60, words)
-    assert len(struck) > 40
-    assert {name[:10] for name in struck} == {"paceline-w"}
+    killed, out = run_with_kills(tmp_path, "paceline-w", 60, words)
+    assert len(killed) > 40
+    assert {name[:10] for name in killed} == {"paceline-w"}
     assert "at the end: 1500" in out
-    trace = sound(tmp_path / "run" / "trace.jsonl")
+    trace = read_sound_trace(tmp_path / "run" / "trace.jsonl")
     assert [update.update for update in trace.updates()] == list(range(1, 1501))
-    assert sum(isinstance(record, Left) for record in trace.records) >= len(struck)
+    assert sum(isinstance(record, Left) for record in trace.records) >= len(killed)
 
 
 @pytest.mark.timeout(400)
-def test_kills_of_the_server_cost_no_more_than_what_was_not_saved(tmp_path):
+def test_killing_the_server_costs_only_unsaved_updates(tmp_path):
     words = [
         "-w",
         "3",
@@ -103,14 +105,14 @@ def test_kills_of_the_server_cost_no_more_than_what_was_not_saved(tmp_path):
         "--checkpoint-every",
         "10",
     ]
-    struck, out = weather(tmp_path, "paceline-server", 10, words)
-    assert len(struck) >= 3
+    killed, out = run_with_kills(tmp_path, "paceline-server", 10, words)
+    assert len(killed) >= 3
     assert "at the end: 300" in out
-    trace = sound(tmp_path / "run" / "trace.jsonl")
-    assert sum(isinstance(record, Restored) for record in trace.records) == len(struck)
+    trace = read_sound_trace(tmp_path / "run" / "trace.jsonl")
+    assert sum(isinstance(record, Restored) for record in trace.records) == len(killed)
     assert max(update.update for update in trace.updates()) == 300
     version = 0
     for record in trace.records:
         if isinstance(record, Restored):
-            assert version - record.version <= 20  # one is under way when the next is due
+            assert version - record.version <= 20  # the last checkpoint may be unfinished
         version = getattr(record, "update", version)

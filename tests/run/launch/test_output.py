@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What processes print, as it is shown and as it is kept: bars of progress are calm."""
+"""The output of processes, as it is shown and as it is saved."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,24 +18,24 @@ LATER = BAR_S / 2
 
 
 class Shown:
-    """A screen that remembers."""
+    """A screen that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def line(self, text: str, to: TextIO) -> None:
-        """Remember the line without the name of its process."""
+        """Record the line without the name of its process."""
         self.lines.append(text.removeprefix("worker 0  | "))
 
     def tick(self) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Printing:
-    """A process that prints, and what becomes of it."""
+    """A process that prints."""
 
     def __init__(self, folder: Path) -> None:
         self.screen = Shown()
@@ -46,25 +46,25 @@ class Printing:
         self._log = folder / "output" / "worker-0.log"
 
     def __call__(self, data: bytes) -> list[str]:
-        """Print it, and return what is shown of it at once."""
+        """Print this, and return what is shown immediately."""
         os.write(self._ends.out, data)
         self.output.read(self._stream)
         return self._shown()
 
     def at(self, now: float) -> list[str]:
-        """What is shown at that time, although nothing is printed."""
+        """Return what is shown at this time, without new output."""
         self.output.tick(now)
         return self._shown()
 
     def end(self) -> list[str]:
-        """What is shown when the process ends."""
+        """Return what is shown when the process exits."""
         for fd in (self._ends.out, self._ends.err, self._ends.failure):
             os.close(fd)
         self.output.drain("worker 0")
         return self._shown()
 
-    def kept(self) -> list[str]:
-        """The lines of its file."""
+    def saved(self) -> list[str]:
+        """Return the lines of its file."""
         return self._log.read_text().split("\n")[:-1]
 
     def _shown(self) -> list[str]:
@@ -74,7 +74,7 @@ class Printing:
 
 @pytest.fixture
 def printing(tmp_path: Path) -> Iterator[Callable[[], Printing]]:
-    """Begin to print, in a folder of its own."""
+    """Start a process that prints, with its own folder."""
     made: list[Printing] = []
 
     def begin() -> Printing:
@@ -89,38 +89,38 @@ def printing(tmp_path: Path) -> Iterator[Callable[[], Printing]]:
         one.selector.close()
 
 
-def test_a_bar_of_progress_is_shown_now_and_then_as_it_stands_and_kept_as_it_was(printing):
+def test_progress_bar_is_shown_sometimes_and_saved_completely(printing):
     out = printing()
     assert out(b"\r 1 %") == out(b"\r 2 %") == out(b"\r 3 %") == []
     assert out.at(LATER) == [" 3 %"]
     assert out(b"\r 4 %") == out(b"\r 5 %") == []
     assert out.at(2 * LATER) == []
     assert out.at(3 * LATER) == [" 5 %"]
-    assert out.at(9 * LATER) == []  # it has not moved
+    assert out.at(9 * LATER) == []  # it hasn't changed
     assert out(b"\r 6 %\nnext\n") == [" 6 %", "next"]
     assert out.at(9 * LATER) == []
-    assert out.kept() == [" 1 %", " 2 %", " 3 %", " 4 %", " 5 %", " 6 %", "next"]
+    assert out.saved() == [" 1 %", " 2 %", " 3 %", " 4 %", " 5 %", " 6 %", "next"]
 
 
-def test_a_bar_that_was_shown_as_it_ends_is_not_shown_twice(printing):
+def test_complete_bar_is_shown_once(printing):
     out = printing()
     out(b"\r100 %")
     assert out.at(0.0) == ["100 %"]
     assert out(b"\n") == []
-    assert out(b"100 %\n") == ["100 %"]  # which is another line
-    assert out.kept() == ["100 %", "100 %"]
+    assert out(b"100 %\n") == ["100 %"]  # a new line
+    assert out.saved() == ["100 %", "100 %"]
 
 
-def test_a_bar_whose_lines_end_with_a_carriage_return_is_shown_too(printing):
+def test_bar_with_trailing_carriage_returns_is_shown(printing):
     out = printing()
     assert out(b" 1 %\r") == out(b" 2 %\r") == []
     assert out.at(0.0) == [" 2 %"]
     assert out(b" 3 %\r") == []
     assert out.end() == [" 3 %"]
-    assert out.kept() == [" 1 %", " 2 %", " 3 %"]
+    assert out.saved() == [" 1 %", " 2 %", " 3 %"]
 
 
-def test_a_line_that_has_no_end_yet_is_no_bar(printing):
+def test_unfinished_line_is_not_a_bar(printing):
     out = printing()
     assert out(b"loading") == out.at(BAR_S) == []
     assert out(b" ... done\n") == ["loading ... done"]
@@ -128,16 +128,16 @@ def test_a_line_that_has_no_end_yet_is_no_bar(printing):
     assert out.end() == ["the last one"]
 
 
-def test_a_bar_that_goes_away_leaves_no_empty_line(printing):
+def test_erased_bar_leaves_no_empty_line(printing):
     out = printing()
     out(b"\r100 %")
     assert out(b"\r     \r") == []
     assert out(b"done\n") == ["done"]
-    assert out.kept() == ["100 %", "done"]
+    assert out.saved() == ["100 %", "done"]
 
 
-def test_a_bar_below_another_is_calm_too(printing):
-    """What tqdm writes for two loops, one in the other: down, the bar, and up again."""
+def test_nested_bars_are_shown_sometimes(printing):
+    """For nested loops tqdm writes: down, the bar, and up again."""
     out = printing()
     assert out(b"\repoch 0/2\n\rstep 0/9\x1b[A") == ["epoch 0/2"]
     for step in range(1, 9):
@@ -145,22 +145,22 @@ def test_a_bar_below_another_is_calm_too(printing):
     assert out.at(0.0) == ["step 8/9"]
     assert out(b"\repoch 1/2") == []
     assert out(b"\n\rstep 0/9\x1b[A") == ["epoch 1/2"]
-    assert out.kept() == ["epoch 0/2", *(f"step {step}/9" for step in range(9)), "epoch 1/2"]
+    assert out.saved() == ["epoch 0/2", *(f"step {step}/9" for step in range(9)), "epoch 1/2"]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
-def test_where_the_pieces_are_cut_does_not_matter(printing, end):
+def test_result_does_not_depend_on_how_output_is_split(printing, end):
     text = b"a\r\n\n\rb\rc\nd\r\re\x1b[A\n\rf\n  \r\ng\rh" + end
     whole, pieces = printing(), printing()
     shown = whole(text) + whole.end()
     assert shown == ["a", "", "c", "f", "", "h"]
     shown_of_pieces = [line for at in range(len(text)) for line in pieces(text[at : at + 1])]
     assert shown_of_pieces + pieces.end() == shown
-    assert whole.kept() == pieces.kept() == ["a", "", "b", "c", "d", "e", "f", "", "g", "h"]
+    assert whole.saved() == pieces.saved() == ["a", "", "b", "c", "d", "e", "f", "", "g", "h"]
 
 
-def test_the_launcher_looks_at_bars(script, tmp_path, forkserver):
-    """The bar is ended by its worker when it was seen."""
+def test_launcher_shows_bars(script, tmp_path, forkserver):
+    """The worker completes the bar once it was shown."""
     source = """
 import os, time
 model = nn.Linear(1, 1)

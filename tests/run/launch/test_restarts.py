@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Processes that die are started again; what is of no use is not tried for ever."""
+"""Processes that die are restarted, but not without end."""
 
 import os
 
 import pytest
 
-from failures import comings_and_goings, counts, troubled
+from failures import counts, joins_and_leaves, troubled
 from paceline.run.launch import restarts
 from paceline.run.launch.launcher import Launcher
 from paceline.run.launch.restarts import RestartBackoff
@@ -15,15 +15,15 @@ from paceline.spec import RunSpec
 STEPS = 8
 QUIET = "def trouble(run): pass\n"
 
-LIVES = """
-def begin_a_life():
-    life = 1
-    while was_told(f"life-{WORKER}-{life}"):
-        life += 1
-    tell(f"life-{WORKER}-{life}", os.getpid())
-    return life
+COUNT_STARTS = """
+def count_starts():
+    start = 1
+    while was_told(f"start-{WORKER}-{start}"):
+        start += 1
+    tell(f"start-{WORKER}-{start}", os.getpid())
+    return start
 
-LIFE = begin_a_life()
+START = count_starts()
 """
 
 
@@ -33,8 +33,8 @@ def _short_pauses(monkeypatch):
 
 
 @pytest.fixture
-def launch_in_vain(script, tmp_path, capsys, forkserver):
-    """Run a script that may leave no trace; return the exit code, and what was said."""
+def launch_failing(script, tmp_path, capsys, forkserver):
+    """Run a script that may leave no trace; return the exit code and standard error."""
     (tmp_path / "run").mkdir()
 
     def run(source, workers=2, restart=True):
@@ -47,8 +47,8 @@ def launch_in_vain(script, tmp_path, capsys, forkserver):
     return run
 
 
-def words_of(name, err):
-    """What the launcher said of a process, in order."""
+def messages_about(name, err):
+    """Return what the launcher said about a process, in order."""
     prefix = f"paceline  | {name} "
     return [line.removeprefix(prefix) for line in err.splitlines() if line.startswith(prefix)]
 
@@ -56,61 +56,61 @@ def words_of(name, err):
 # ----------------------------------------------------------------------------------------- workers
 
 
-def test_a_worker_that_was_killed_is_started_again_and_catches_up(launch):
+def test_killed_worker_is_restarted_and_catches_up(launch):
     trouble = """
 def trouble(run):
-    if run.worker == 1 and run.version == 3 and LIFE == 1:
+    if run.worker == 1 and run.version == 3 and START == 1:
         strike()
-    elif run.worker == 1 and LIFE == 2:
+    elif run.worker == 1 and START == 2:
         tell("is-back", run.version)
     elif run.worker == 0 and run.version == 6:
         wait_for("is-back")
 """
-    ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True)
+    ran = launch(troubled(COUNT_STARTS + trouble), steps=STEPS, restart=True)
     assert ran.code == 0, ran.err
     assert ran.err.splitlines() == [
         "paceline  | worker 1 was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)"
     ]
-    assert comings_and_goings(ran.trace, 1)[0::2][:2] == ["joined", "joined"]
+    assert joins_and_leaves(ran.trace, 1)[0::2][:2] == ["joined", "joined"]
     assert counts(ran.trace)[0] == counts(ran.trace)[-1] == 2
     assert ran.kept[1]["version"] == STEPS
 
 
-def test_a_worker_that_failed_once_and_came_to_the_end_is_no_failure(launch):
+def test_worker_that_fails_once_does_not_fail_the_run(launch):
     trouble = """
 def trouble(run):
-    if run.worker == 1 and run.version == 3 and LIFE == 1:
+    if run.worker == 1 and run.version == 3 and START == 1:
         raise ValueError("out of luck")
-    elif run.worker == 1 and LIFE == 2:
+    elif run.worker == 1 and START == 2:
         tell("is-back")
     elif run.worker == 0 and run.version == 6:
         wait_for("is-back")
 """
-    ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True)
+    ran = launch(troubled(COUNT_STARTS + trouble), steps=STEPS, restart=True)
     assert ran.code == 0, ran.err
-    assert words_of("worker 1", ran.err) == [
+    assert messages_about("worker 1", ran.err) == [
         "failed with exit code 1; restarting in 0.01 s (attempt 1 of 5)"
     ]
     assert ran.err.count("worker 1  | ValueError: out of luck") == 1
     assert ran.kept.keys() == {0, 1}
 
 
-def test_after_five_starts_in_a_row_that_brought_nothing_a_worker_is_left(launch):
+def test_launcher_gives_up_on_a_worker_after_five_failed_restarts(launch):
     trouble = """
 if WORKER == 1:
     raise ValueError("out of luck")
 
 def trouble(run):
     if run.version == 3:
-        pid = int(wait_for("life-1-6"))
+        pid = int(wait_for("start-1-6"))
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
-        time.sleep(0.2)  # the launcher is just being told
+        time.sleep(0.2)  # the launcher learns of it
 """
-    ran = launch(troubled(LIVES + trouble), steps=STEPS, restart=True, policy="backup:1")
+    ran = launch(troubled(COUNT_STARTS + trouble), steps=STEPS, restart=True, policy="backup:1")
     assert ran.code == 1
-    assert ran.err.count("ValueError: out of luck") == 1  # its traceback is told once
+    assert ran.err.count("ValueError: out of luck") == 1  # its traceback is shown once
     same = "failed in the same way as before"
-    assert words_of("worker 1", ran.err) == [
+    assert messages_about("worker 1", ran.err) == [
         "failed with exit code 1; restarting in 0.01 s (attempt 1 of 5)",
         f"{same}; restarting in 0.02 s (attempt 2 of 5)",
         f"{same}; restarting in 0.04 s (attempt 3 of 5)",
@@ -121,34 +121,34 @@ def trouble(run):
     assert counts(ran.trace) == [1] * STEPS
 
 
-def test_a_worker_that_gets_on_is_started_again_however_often(launch):
+def test_worker_that_makes_progress_is_restarted_indefinitely(launch):
     trouble = """
 def trouble(run):
-    if run.worker == 1 and LIFE <= 3 and run.last is not None:
+    if run.worker == 1 and START <= 3 and run.last is not None:
         wait_until(lambda: in_the_trace(type="gradient", worker=1, version=run.last.version))
         strike()
-    elif run.worker == 1 and LIFE == 4:
+    elif run.worker == 1 and START == 4:
         tell("is-back")
     elif run.worker == 0:
         wait_for("is-back")
 """
-    ran = launch(troubled(LIVES + trouble), steps=40, restart=True, policy="async")
+    ran = launch(troubled(COUNT_STARTS + trouble), steps=40, restart=True, policy="async")
     assert ran.code == 0, ran.err
     first = "was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)"
-    assert words_of("worker 1", ran.err) == [first] * 3
+    assert messages_about("worker 1", ran.err) == [first] * 3
 
 
-def test_nobody_waits_for_a_worker_that_is_not_started_again(launch):
-    """The run has not begun, and under sync it would wait for everybody."""
+def test_run_does_not_wait_for_a_worker_that_is_not_restarted(launch):
+    """The run has not begun, and under sync it would wait for all workers."""
     trouble = "if WORKER == 1:\n    os._exit(3)\n"
     ran = launch(troubled(trouble + QUIET), steps=STEPS)
     assert ran.code == 1
-    assert words_of("worker 1", ran.err) == ["failed with exit code 3"]
+    assert messages_about("worker 1", ran.err) == ["failed with exit code 3"]
     assert counts(ran.trace) == [1] * STEPS
     assert ran.kept.keys() == {0}
 
 
-def test_a_worker_that_fails_when_the_run_is_over_is_not_started_again(launch):
+def test_worker_that_fails_after_the_end_is_not_restarted(launch):
     source = """
 if run.worker == 1:
     wait_until(lambda: in_the_trace(type="update", update=8))
@@ -165,19 +165,17 @@ if run.worker == 0:
 """
     ran = launch(troubled(QUIET) + source + rest, steps=STEPS, restart=True)
     assert ran.code == 1
-    assert words_of("worker 1", ran.err) == ["failed with exit code 1"]
+    assert messages_about("worker 1", ran.err) == ["failed with exit code 1"]
     assert ran.kept.keys() == {0, 1}
 
 
-# ----------------------------------------------------------------- failures that are no accident
+# ------------------------------------------------------------------ failures of all processes
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("error", "code"), [("ValueError", 1), ("paceline.SpecError", 2)])
-def test_a_script_that_fails_in_all_workers_alike_ends_the_run_at_once(
-    launch, workers, error, code, monkeypatch
-):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)  # nobody waits for this
+def test_same_failure_in_all_workers_ends_the_run(launch, workers, error, code, monkeypatch):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)  # nothing waits for this
     trouble = f"""
 def trouble(run):
     raise {error}("out of luck")
@@ -197,12 +195,12 @@ def trouble(run):
     assert counts(ran.trace) == []
 
 
-def test_a_script_that_fails_in_the_server_ends_the_run_and_nobody_is_started(launch_in_vain):
+def test_failure_of_the_script_in_the_server_ends_the_run(launch_failing):
     trouble = """
 if ROLE == "server":
     raise ValueError("out of luck")
 """
-    code, err = launch_in_vain(troubled(trouble + QUIET))
+    code, err = launch_failing(troubled(trouble + QUIET))
     assert code == 1
     assert sum("ValueError: out of luck" in line for line in err) == 1
     assert "paceline  | server failed with exit code 1" in err
@@ -212,7 +210,7 @@ if ROLE == "server":
 # ------------------------------------------------------------------------------------- the server
 
 
-def test_a_server_that_was_killed_is_started_again_and_the_run_comes_to_its_end(launch):
+def test_killed_server_is_restarted_and_the_run_finishes(launch):
     trouble = """
 def trouble(run):
     if run.worker == 0 and run.version == 3 and not was_told("server-struck"):
@@ -221,21 +219,21 @@ def trouble(run):
 """
     ran = launch(troubled(trouble), steps=STEPS, restart=True)
     assert ran.code == 0, ran.err
-    assert words_of("server", ran.err) == [
+    assert messages_about("server", ran.err) == [
         "was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)"
     ]
     assert {kept["version"] for kept in ran.kept.values()} == {STEPS}
     assert list(ran.trace.updates())[-1].update == STEPS
 
 
-def test_a_server_that_is_killed_again_and_again_ends_the_run(launch_in_vain):
+def test_launcher_gives_up_on_a_server_after_five_failed_restarts(launch_failing):
     trouble = """
 if ROLE == "server":
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    code, err = launch_in_vain(troubled(trouble + QUIET))
+    code, err = launch_failing(troubled(trouble + QUIET))
     assert code == 1
-    words = words_of("server", "\n".join(err))
+    words = messages_about("server", "\n".join(err))
     assert len(words) == 6
     assert words[-1] == "was killed by SIGKILL; gave up after 5 failed restarts"
 
@@ -244,8 +242,8 @@ if ROLE == "server":
 
 
 @pytest.mark.parametrize("who", ["worker", "server"])
-def test_an_interrupt_ends_a_run_that_waits_for_a_start(launch_in_vain, monkeypatch, who):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)  # nobody waits for this
+def test_interrupt_during_a_restart_pause_ends_the_run(launch_failing, monkeypatch, who):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)  # nothing waits for this
     victim = "int(wait_for('pid-1'))" if who == "worker" else "server_pid()"
     trouble = f"""
 tell(f"pid-{{WORKER}}", os.getpid())
@@ -255,10 +253,10 @@ def trouble(run):
         pid = {victim}
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{{pid}}").exists())
-        time.sleep(0.2)  # the launcher is just being told
+        time.sleep(0.2)  # the launcher learns of it
         os.kill({os.getpid()}, signal.SIGINT)
 """
-    code, err = launch_in_vain(troubled(trouble))
+    code, err = launch_failing(troubled(trouble))
     assert code == 130
     assert err.count("paceline  | stopping; interrupt again to stop immediately") == 1
     assert sum("restarting in 30 s (attempt 1 of 5)" in line for line in err) >= 1

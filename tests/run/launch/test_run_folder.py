@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The folder of a run: who holds it, what is kept in it, and what `--resume` takes from it."""
+"""The folder of a run: its lock, its files, and what `--resume` reads from it."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ print("at", run.version, "in", os.getcwd())
 
 @pytest.fixture
 def stopped(call, script, tmp_path):
-    """A run that has made two updates of four, in the folder `run`."""
+    """Return the folder of a run that made two of four updates."""
     path = script(PRINTS)
     words = ("--steps", 4, "-p", "async", "--run-dir", "run", "--patience", "2m", "--no-restart")
     code, _, err = call("run", "-w", 1, *words, path, tmp_path / "run", "--lr", "0.1")
@@ -51,14 +51,14 @@ def stopped(call, script, tmp_path):
 
 @pytest.fixture
 def finished(stopped, call):
-    """The same run, when nothing is left to do."""
+    """Return the folder of the same run after its last update."""
     code, _, err = call("run", "--resume", "run")
     assert code == 0, err
     return stopped
 
 
 def restored(folder):
-    """The versions that the run went on from."""
+    """Return the versions that the run continued from."""
     trace = read_trace(folder / "trace.jsonl")
     return [record.version for record in trace.records if isinstance(record, Restored)]
 
@@ -66,7 +66,7 @@ def restored(folder):
 # -------------------------------------------------------------------------------- what it is given
 
 
-def test_the_folder_says_what_was_run(stopped):
+def test_folder_has_the_settings_of_the_run(stopped):
     settings = Settings.read(stopped / "spec.json")
     assert settings.spec == RunSpec(workers=1, steps=4)
     assert (settings.policy, settings.patience_s) == ("async", 120.0)
@@ -76,7 +76,7 @@ def test_the_folder_says_what_was_run(stopped):
     assert not settings.restart
 
 
-def test_a_run_is_resumed_as_it_was(stopped, call):
+def test_resumed_run_keeps_its_settings(stopped, call):
     before = Settings.read(stopped / "spec.json")
     token = (stopped / "token").read_text()
     code, out, err = call("run", "--resume", "run")
@@ -89,7 +89,7 @@ def test_a_run_is_resumed_as_it_was(stopped, call):
     assert "Trace: run/trace.jsonl" in err.splitlines()
 
 
-def test_what_the_command_line_gives_is_changed_and_nothing_else(stopped, call):
+def test_command_line_changes_only_given_settings(stopped, call):
     code, out, err = call(
         "run", "--resume", "run", "-w", 2, "--samples", 9, "--checkpoint-every", "5"
     )
@@ -101,7 +101,7 @@ def test_what_the_command_line_gives_is_changed_and_nothing_else(stopped, call):
     assert (settings.policy, settings.patience_s) == ("async", 120.0)
 
 
-def test_a_script_that_is_named_takes_the_place_of_the_one_before(stopped, call, tmp_path):
+def test_named_script_replaces_the_previous_one(stopped, call, tmp_path):
     other = tmp_path / "other.py"
     other.write_text((tmp_path / "script.py").read_text().replace("given", "other"))
     code, out, err = call("run", "--resume", "run", other, stopped, "x")
@@ -127,7 +127,7 @@ def test_a_script_that_is_named_takes_the_place_of_the_one_before(stopped, call,
         (["--checkpoint-every", "often", "script.py"], "a number of updates or a duration"),
     ],
 )
-def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(call, tmp_path, words, what):
+def test_impossible_resume_is_one_line_and_exit_code_2(call, tmp_path, words, what):
     for name in ("empty", "broken", "nameless", "gone"):
         (tmp_path / name).mkdir()
     (tmp_path / "script.py").touch()
@@ -144,16 +144,14 @@ def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(call, tmp_path, word
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_option_that_is_given_wins_over_the_one_that_the_run_had(stopped, call):
+def test_given_option_overrides_the_stored_one(stopped, call):
     call("run", "--resume", "run", "--restart", "--steps", 3)
     assert Settings.read(stopped / "spec.json").restart
     call("run", "--resume", "run", "--steps", 4)
     assert Settings.read(stopped / "spec.json").restart
 
 
-def test_a_run_that_is_resumed_from_elsewhere_works_where_it_did(
-    stopped, call, tmp_path, monkeypatch
-):
+def test_resumed_run_keeps_its_working_directory(stopped, call, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     code, out, err = call("run", "--resume", stopped)
@@ -161,7 +159,7 @@ def test_a_run_that_is_resumed_from_elsewhere_works_where_it_did(
     assert f"worker 0  | at 4 in {tmp_path}" in out.splitlines()
 
 
-def test_a_working_folder_that_is_gone_is_told_of_and_a_named_script_needs_none(stopped, call):
+def test_missing_working_directory_is_reported(stopped, call):
     here, before = stopped.parent, Settings.read(stopped / "spec.json")
     gone = here / "gone"
     told = json.loads((stopped / "spec.json").read_text()) | {"folder": str(gone)}
@@ -178,7 +176,7 @@ def test_a_working_folder_that_is_gone_is_told_of_and_a_named_script_needs_none(
     assert Settings.read(stopped / "spec.json").folder == before.folder
 
 
-def test_where_there_is_no_checkpoint_the_run_begins_anew_and_says_so(stopped, call):
+def test_resume_without_a_checkpoint_starts_over_and_says_so(stopped, call):
     shutil.rmtree(stopped / "checkpoints")
     code, out, err = call("run", "--resume", "run")
     assert code == 0, err
@@ -229,9 +227,7 @@ def do_nothing(folder):
         (do_nothing, ["nowhere.py"], 2),
     ],
 )
-def test_a_resume_that_is_refused_leaves_the_settings_as_they_were(
-    stopped, call, damage, words, code
-):
+def test_refused_resume_leaves_the_settings_unchanged(stopped, call, damage, words, code):
     before = (stopped / "spec.json").read_bytes()
     damage(stopped)
     found, _, err = call("run", "--resume", "run", "-w", 2, "--steps", 9, *words)
@@ -243,7 +239,7 @@ def test_a_resume_that_is_refused_leaves_the_settings_as_they_were(
 # ----------------------------------------------------------------------- when nothing is left to do
 
 
-def test_a_run_that_has_come_to_its_end_says_so_and_starts_nothing(finished, call):
+def test_resuming_a_finished_run_starts_nothing(finished, call):
     token, trace = (finished / "token").read_text(), (finished / "trace.jsonl").read_bytes()
     for words in ([], ["-w", 2], ["--steps", 3]):
         code, out, err = call("run", "--resume", "run", *words)
@@ -256,14 +252,14 @@ def test_a_run_that_has_come_to_its_end_says_so_and_starts_nothing(finished, cal
     assert (finished / "trace.jsonl").read_bytes() == trace
 
 
-def test_a_run_that_has_come_to_its_end_goes_on_to_a_later_one(finished, call):
+def test_finished_run_can_be_extended(finished, call):
     code, out, err = call("run", "--resume", "run", "--steps", 6)
     assert code == 0, err
     assert f"worker 0  | at 6 in {finished.parent}" in out.splitlines()
     assert "after 6 updates" in call("run", "--resume", "run")[2]
 
 
-def test_a_run_that_goes_on_after_its_end_and_is_stopped_is_not_finished(finished, call, tmp_path):
+def test_extended_run_that_fails_is_not_finished(finished, call, tmp_path):
     path = tmp_path / "script.py"
     source = path.read_text()
     path.write_text(source.replace("    optimizer.step()", "    raise ValueError('out of luck')"))
@@ -276,15 +272,13 @@ def test_a_run_that_goes_on_after_its_end_and_is_stopped_is_not_finished(finishe
     assert f"worker 0  | at 6 in {finished.parent}" in out.splitlines()
 
 
-def test_a_refused_resume_does_not_make_a_run_unfinished(finished, call):
+def test_refused_resume_leaves_a_run_finished(finished, call):
     fail_before_it_is_prepared(finished)
     assert call("run", "--resume", "run", "--steps", 6)[0] == 1
     assert "after 4 updates" in call("run", "--resume", "run")[2]
 
 
-def test_a_script_that_failed_after_the_last_update_can_be_brought_to_its_end(
-    stopped, call, tmp_path
-):
+def test_script_that_failed_after_the_last_update_can_be_resumed(stopped, call, tmp_path):
     path = tmp_path / "script.py"
     source = path.read_text()
     path.write_text(source + "\nraise ValueError('out of luck')\n")
@@ -299,7 +293,7 @@ def test_a_script_that_failed_after_the_last_update_can_be_brought_to_its_end(
     assert "Continue with" not in err
 
 
-def test_a_run_that_is_given_an_earlier_end_than_it_has_reached_comes_to_it_at_once(stopped, call):
+def test_earlier_end_than_the_current_update_is_reached_immediately(stopped, call):
     code, out, err = call("run", "--resume", "run", "--steps", 1)
     assert code == 0, err
     assert f"worker 0  | at 2 in {stopped.parent}" in out.splitlines()
@@ -310,7 +304,7 @@ def test_a_run_that_is_given_an_earlier_end_than_it_has_reached_comes_to_it_at_o
 # ------------------------------------------------------------------------------- what is said of it
 
 
-def test_the_weights_that_are_named_are_those_that_this_run_has_written(stopped, call, tmp_path):
+def test_only_newly_written_weights_are_named(stopped, call, tmp_path):
     weights = "Weights: run/weights.pt"
     path = tmp_path / "script.py"
     source = path.read_text()
@@ -327,13 +321,13 @@ def test_the_weights_that_are_named_are_those_that_this_run_has_written(stopped,
     assert "Continue with" not in err
 
 
-def test_the_first_line_says_that_a_run_goes_on(stopped, call):
+def test_first_line_says_that_a_run_is_resumed(stopped, call):
     _, _, err = call("run", "--resume", "run")
     script = stopped.parent / "script.py"
     assert err.splitlines()[0] == f"continuing {script} with 1 worker under async; folder run"
 
 
-def test_arguments_that_cannot_be_written_down_are_refused(tmp_path, script):
+def test_arguments_that_are_not_utf8_are_refused(tmp_path, script):
     told = {"script": str(script("")), "arguments": ("\udcff",)}
     with pytest.raises(SpecError, match="must be UTF-8"):
         Launcher(Settings(spec=RunSpec(workers=1), **told), tmp_path)
@@ -342,7 +336,7 @@ def test_arguments_that_cannot_be_written_down_are_refused(tmp_path, script):
 # --------------------------------------------------------------------------------- who is in it
 
 
-def test_a_folder_has_one_launcher_at_a_time(tmp_path, script, forkserver):
+def test_folder_has_one_launcher_at_a_time(tmp_path, script, forkserver):
     settings = Settings(spec=RunSpec(workers=1), script=str(script("")))
     launch = Launcher(settings, tmp_path, forkserver)
     with lock(tmp_path), pytest.raises(SpecError, match="another run is active in"):
@@ -351,7 +345,7 @@ def test_a_folder_has_one_launcher_at_a_time(tmp_path, script, forkserver):
         pass
 
 
-def test_checkpoints_that_were_never_finished_are_removed(tmp_path):
+def test_unfinished_checkpoints_are_removed(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "7.ckpt").touch()
@@ -363,7 +357,7 @@ def test_checkpoints_that_were_never_finished_are_removed(tmp_path):
 # ------------------------------------------------------------------------------ what is kept in it
 
 
-def test_what_each_process_prints_is_kept_in_its_own_file(launch, tmp_path):
+def test_output_of_each_process_is_saved_in_its_own_file(launch, tmp_path):
     source = """
 if ROLE == "server":
     print("I serve")
@@ -383,13 +377,13 @@ elif WORKER == 1:
     assert not (folder / "worker-0.log").exists()
 
 
-def test_what_a_run_printed_before_it_was_resumed_is_still_there(stopped, call):
+def test_output_before_a_resume_is_kept(stopped, call):
     call("run", "--resume", "run")
     kept = (stopped / "output" / "worker-0.log").read_text().splitlines()
     assert kept.count("given ['--lr', '0.1'] workers 1") == 2
 
 
-def test_a_disk_that_is_full_does_not_end_the_run(script, tmp_path, capsys, forkserver):
+def test_full_disk_does_not_stop_the_run(script, tmp_path, capsys, forkserver):
     source = "\nfor i in range(50):\n    print(i, flush=True)\n"
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "worker-0.log").symlink_to("/dev/full")
@@ -405,7 +399,7 @@ def test_a_disk_that_is_full_does_not_end_the_run(script, tmp_path, capsys, fork
     assert out.splitlines().count("worker 0  | 49") == 1
 
 
-def test_a_failure_is_in_the_file_of_each_process_that_had_it(launch, tmp_path):
+def test_failure_is_in_the_file_of_each_process_that_had_it(launch, tmp_path):
     trouble = """
 def trouble(run):
     raise ValueError("out of luck")
@@ -420,7 +414,7 @@ def trouble(run):
         assert kept[-1] == "ValueError: out of luck"
 
 
-def test_a_screen_is_given_every_line_and_ticks_until_it_is_closed(script, tmp_path, forkserver):
+def test_screen_gets_every_line_and_ticks_until_it_is_closed(script, tmp_path, forkserver):
     class Screen:
         def __init__(self):
             self.lines, self.ticks, self.closed = [], 0, 0

@@ -5,9 +5,9 @@ import pytest
 
 from failures import (
     assert_nothing_was_lost,
-    comings_and_goings,
     counts,
     gradients_of,
+    joins_and_leaves,
     troubled,
 )
 
@@ -31,7 +31,7 @@ def test_a_stopped_worker_leaves_and_comes_back_at_the_newest_version(launch):
     ran = launch(troubled(COMES_BACK), workers=2, steps=STEPS)
     assert ran.code == 0, ran.err
     assert counts(ran.trace) == [2] * 4 + [1] * 4 + [2] * 4
-    assert comings_and_goings(ran.trace, 1)[:3] == ["joined", "stopped", "joined"]
+    assert joins_and_leaves(ran.trace, 1)[:3] == ["joined", "stopped", "joined"]
     assert "worker 1 left: stopped" in ran.out
     assert "going on with 1 worker; an update should take 2" in ran.out
     assert "worker 1 is back" in ran.out
@@ -111,7 +111,7 @@ def trouble(run):
     contributors = [update.contributors for update in ran.trace.updates()]
     assert contributors[:8] == [(0,)] * 3 + [(7,)] * 5
     assert gradients_of(ran.trace, 7)[0].version == 3
-    assert comings_and_goings(ran.trace, 7)[0] == "joined"
+    assert joins_and_leaves(ran.trace, 7)[0] == "joined"
     assert ran.kept[7]["version"] == STEPS
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A disk that is full and a /dev/shm that is too small, for real: small file systems in memory.
+"""Runs on a full disk and with a tiny /dev/shm, on real small file systems in memory.
 
-They are mounted in a namespace of their own, so nobody else sees them, and nothing is left of them.
+They are mounted in their own namespace, so nothing else sees them and nothing is left of them.
 """
 
 import os
@@ -18,7 +18,7 @@ PATIENCE_S = 120
 
 
 def may_mount() -> bool:
-    """Whether we may have mounts of our own."""
+    """Return whether we can mount file systems."""
     tried = subprocess.run(
         ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True
     )
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not may_mount(), reason="mounting needs root")
 
 
 def in_namespace(commands: str) -> subprocess.CompletedProcess[str]:
-    """Run these commands of a shell with mounts of their own."""
+    """Run these shell commands in their own mount namespace."""
     return subprocess.run(
         ["unshare", "-m", "sh", "-ec", commands],
         check=False,
@@ -41,14 +41,14 @@ def in_namespace(commands: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def script(tmp_path):
-    """A script; its model has as many numbers in a layer as it is told."""
+    """Return a script whose argument is the size of its hidden layer."""
     path = tmp_path / "train.py"
     source = SCRIPT.replace("16", "int(__import__('sys').argv[1])").replace("lr=0.05", "lr=1e-6")
     path.write_text(source, encoding="utf-8")
     return path
 
 
-def test_a_run_needs_no_dev_shm(script, tmp_path):
+def test_run_needs_no_dev_shm(script, tmp_path):
     run = f"{PACELINE} run -w 3 -p backup:1 --steps 10 --run-dir {tmp_path}/run {script} 100000"
     ran = in_namespace(f"mount -t tmpfs -o size=64k none /dev/shm\n{run}\ndf -k /dev/shm")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -56,10 +56,8 @@ def test_a_run_needs_no_dev_shm(script, tmp_path):
     assert (tmp_path / "run" / "weights.pt").stat().st_size > 4_000_000  # that is 1.1 million
 
 
-def test_a_full_disk_costs_checkpoints_but_not_the_run_which_goes_on_from_the_last(
-    script, tmp_path
-):
-    """There is room for one checkpoint of 650 kB and not for two."""
+def test_full_disk_costs_checkpoints_but_not_the_run(script, tmp_path):
+    """There is space for one checkpoint of 650 kB and not for two."""
     disk = tmp_path / "disk"
     disk.mkdir()
     new = f"{PACELINE} run -w 2 --steps 40 --checkpoint-every 10 --run-dir {disk}/run"
