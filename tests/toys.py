@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A problem of the lab that takes no time: two clouds of points, told apart by a small network.
+"""A problem that trains in no time: a small network that separates two clouds of points.
 
-Other processes can import it, which they cannot do with the files of tests.
+It is a module of its own because other processes must be able to import it.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ class Clouds(Problem):
 
     def losses(self, model: nn.Module, draws: Sequence[Draw]) -> Tensor:
         x, y = self._together(draws)
-        found = binary_cross_entropy_with_logits(model(x)[:, 0], y, reduction="none")
-        return found.view(len(draws), -1).mean(1)
+        losses = binary_cross_entropy_with_logits(model(x)[:, 0], y, reduction="none")
+        return losses.view(len(draws), -1).mean(1)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         x, y = (
@@ -56,9 +56,9 @@ class Clouds(Problem):
 
 
 class Failing(Clouds):
-    """One seed fails at once; the others would take for ever."""
+    """Fails at once with seed 1; with other seeds it trains normally."""
 
     def losses(self, model: nn.Module, draws: Sequence[Draw]) -> Tensor:
         if self.seed == 1:
-            raise ValueError("a problem of its own")
+            raise ValueError("seed 1 fails")
         return super().losses(model, draws)

@@ -1,59 +1,66 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Real data for the tests of the lab, where it is at hand; without it they are skipped.
+"""Fixtures with real data; tests that need missing data are skipped.
 
-It is looked for in `../shared/data` from the project's root, or in PACELINE_DATA. Nothing is ever
-fetched.
+The data is in `../shared/data` next to the project, or in PACELINE_DATA. Nothing is downloaded.
 """
 
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.lab import data
-from paceline.lab.bench import Bench
 from paceline.lab.data import a9a as a9a_module
 from paceline.lab.data import cifar10 as cifar10_module
 from paceline.lab.data import mnist as mnist_module
-from paceline.lab.data import text as text_module
+from paceline.lab.data import shakespeare as text_module
 from paceline.lab.data import tiny_imagenet as tiny_imagenet_module
 from paceline.lab.data.a9a import Table, load_a9a
 from paceline.lab.data.cifar10 import load_cifar10
-from paceline.lab.data.files import Source
+from paceline.lab.data.download import Source
 from paceline.lab.data.images import Images
 from paceline.lab.data.mnist import load_mnist
-from paceline.lab.data.text import Text, load_shakespeare
+from paceline.lab.data.shakespeare import Text, load_shakespeare
 from paceline.lab.data.tiny_imagenet import load_tiny_imagenet
 from paceline.lab.experiment import Lab
+from paceline.lab.threads import one_thread
+from paceline.lab.trial_pool import TrialPool
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def single_thread() -> Iterator[None]:
+    """Compute with one thread: more slow small tensors down, most of all on busy cores."""
+    with one_thread():
+        yield
+
+
 def need(folder: Path, sources: Iterable[Source]) -> Path:
-    """The folder, if it has these files; the test is skipped otherwise."""
+    """Return the folder if it has these files; skip the test otherwise."""
     for source in sources:
         if not any((folder / path).is_file() for path in (source.path, *source.others)):
-            pytest.skip(f"{source.path} is not in {folder}; set PACELINE_DATA to where it is")
+            pytest.skip(f"{source.path} is not in {folder}; set PACELINE_DATA to its folder")
     return folder
 
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder for data."""
+    """The data folder."""
     folder = Path(os.environ.get("PACELINE_DATA") or ROOT.parent / "shared" / "data")
     if not folder.is_dir():
-        pytest.skip(f"there is no data in {folder}; set PACELINE_DATA to where it is")
+        pytest.skip(f"there is no data in {folder}; set PACELINE_DATA to its folder")
     return folder
 
 
 @pytest.fixture(scope="session")
 def data_cache(request: pytest.FixtureRequest) -> Path:
-    """Where unpacked data is kept from one run of the tests to the next.
+    """A folder that keeps unpacked data between test runs.
 
-    It is forgotten as soon as the code that unpacks is another.
+    It is emptied when the code that unpacks the data changes.
     """
     folder = request.config.cache.mkdir("data")
     digest = hashlib.sha256()
@@ -94,11 +101,11 @@ def a9a(data_folder: Path) -> Table:
 
 @pytest.fixture(scope="session")
 def quick(data_folder: Path, data_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """For the quick versions of the experiments."""
+    """The lab for the quick versions of the experiments."""
     return Lab(
         data=data_folder,
         cache=data_cache,
-        bench=Bench(tmp_path_factory.mktemp("trials"), processes=1),
+        pool=TrialPool(tmp_path_factory.mktemp("trials"), processes=1),
         seeds=(0,),
         quick=True,
         progress=lambda done, of, share: None,

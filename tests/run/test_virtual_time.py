@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 -- the name that the field has for it
 
-from paceline.lab.models.norm import BatchNorm
+from paceline.lab.models.normalization import BatchNorm
 from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import schedule

@@ -23,10 +23,10 @@ from rich.table import Table
 
 from paceline.cli.options import LabFiguresOptions, LabRunOptions
 from paceline.errors import SpecError
-from paceline.lab.bench import Bench
-from paceline.lab.data.files import locate
-from paceline.lab.experiment import Experiment, Lab, make_again, run_experiment
+from paceline.lab.data.download import locate
+from paceline.lab.experiment import Experiment, Lab, rebuild_report, run_experiment
 from paceline.lab.experiments import EXPERIMENTS
+from paceline.lab.trial_pool import TrialPool
 
 __all__ = ["figures", "list_experiments", "run"]
 
@@ -58,7 +58,7 @@ def run(options: LabRunOptions) -> None:
                 lab = Lab(
                     data=data,
                     cache=out / ".data",
-                    bench=Bench(out / ".trials", options.jobs),
+                    pool=TrialPool(out / ".trials", options.jobs),
                     seeds=range(options.seeds or (QUICK_SEEDS if options.quick else SEEDS)),
                     quick=options.quick,
                     progress=progress,
@@ -81,7 +81,7 @@ def figures(options: LabFiguresOptions) -> None:
             + (" --quick" if quick else "")
         )
     for experiment in measured:
-        make_again(experiment, out, quick=quick)
+        rebuild_report(experiment, out, quick=quick)
         print(out / experiment.name / "figure.png")
 
 

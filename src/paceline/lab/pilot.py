@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A pilot: a short run whose trace has the norms of gradients, as the planner wants to see them."""
+"""Add gradient norms to the trace of a short pilot run; the planner estimates noise from them."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from paceline.lab.models.norm import set_groups
+from paceline.lab.models.normalization import set_groups
 from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import schedule
@@ -19,10 +19,10 @@ __all__ = ["with_norms"]
 
 
 def with_norms(trace: Trace, problem: Problem, recipe: Recipe, every: int = 1) -> Trace:
-    """The trace of a `sync` run with the squared norms that training by it gives.
+    """Train by the trace of a `sync` run, and return the trace with squared gradient norms.
 
-    `every`: they are taken in each so-many-th update, from the first; each gradient must then be
-    computed by itself, which takes several times as long.
+    `every`: compute norms in every n-th update only, starting with the first. Each gradient must
+    then be computed separately, which takes several times as long.
     """
     steps = schedule(trace)
     training = Training(problem, steps, recipe)
@@ -49,7 +49,7 @@ def with_norms(trace: Trace, problem: Problem, recipe: Recipe, every: int = 1) -
 
 
 def _norms(problem: Problem, model: nn.Module, draws: Sequence[Draw]) -> tuple[list[float], float]:
-    """The squared norm of each draw's gradient, and of their average."""
+    """Return the squared norm of each draw's gradient, and of their average."""
     parameters = list(model.parameters())
     total = [torch.zeros_like(parameter) for parameter in parameters]
     set_groups(model, 1)
@@ -57,9 +57,9 @@ def _norms(problem: Problem, model: nn.Module, draws: Sequence[Draw]) -> tuple[l
     for draw in draws:
         grads = torch.autograd.grad(problem.losses(model, [draw])[0], parameters)
         torch._foreach_add_(total, grads)
-        norms.append(_squared(grads))
-    return norms, _squared(total) / len(draws) ** 2
+        norms.append(_squared_norm(grads))
+    return norms, _squared_norm(total) / len(draws) ** 2
 
 
-def _squared(tensors: Sequence[Tensor]) -> float:
+def _squared_norm(tensors: Sequence[Tensor]) -> float:
     return float(sum(tensor.double().square().sum() for tensor in tensors))

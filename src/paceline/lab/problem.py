@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The contract of a problem: a model, mini-batches that can be drawn again, and how good it is.
+"""The interface of a training problem: a model, reproducible mini-batches, and an evaluation.
 
-A problem is a frozen value. What it gives depends on its fields and on the draw alone, never on
-what was drawn before: a mini-batch is the same whether it is computed alone or with others, now or
-after a resume, and one that nobody needs is never made.
+A problem is a frozen value. What it returns depends only on its fields and on the draw, never on
+earlier draws: a mini-batch is the same whether it is computed alone or with others, now or after a
+resume, and a mini-batch that nobody needs is never created.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ __all__ = ["Draw", "Problem"]
 
 
 class Draw(NamedTuple):
-    """A mini-batch: the worker's own of that number, from 0."""
+    """A mini-batch, identified by its worker and its number on that worker, from 0."""
 
     worker: int
     number: int
@@ -25,31 +25,33 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem(ABC):
-    """What is trained."""
+    """A model to train, and its data."""
 
     batch: int
-    """Samples of one gradient."""
+    """Samples per gradient."""
 
     seed: int = 0
-    """Of the first weights, and of every mini-batch."""
+    """Seed of the initial weights and of every mini-batch."""
 
     name: ClassVar[str]
+    """Part of the key of stored results, so it must not change."""
     pass_samples: ClassVar[int] = 512
-    """As many as go through the model at once, where more can: beyond that nothing is gained."""
+    """Samples to put through the model in one pass, if that many are available; a larger pass isn't
+    any faster."""
 
     @property
     @abstractmethod
     def samples(self) -> int:
-        """How many there are to train on: an epoch."""
+        """The size of the training set, which is one epoch."""
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The model with its first weights; torch's random numbers were set from the seed."""
+        """Return the model with its initial weights; torch has been seeded before the call."""
 
     @abstractmethod
     def losses(self, model: nn.Module, draws: Sequence[Draw]) -> Tensor:
-        """The mean loss of each draw, several in one pass; their gradients do not mix."""
+        """Return the mean loss of each draw, computed in one pass; their gradients don't mix."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """How good the model is on data that it was not trained on; it is in evaluation mode."""
+        """Return the scores of the model on test data; it is in evaluation mode."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many threads compute: one, because small tensors gain nothing from a second."""
+"""Limit torch to one thread: tensors as small as the lab's gain nothing from a second one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["one_thread"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Meanwhile torch computes with one thread, whatever it did before and does afterwards."""
+    """Let torch compute with one thread inside the block, and restore the number afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

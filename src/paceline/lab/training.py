@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import SpecError
-from paceline.lab.models.norm import set_groups
+from paceline.lab.models.normalization import set_groups
 from paceline.lab.problem import Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.schedule import Part, Step

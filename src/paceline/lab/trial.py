@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One training run of the lab: all that it depends on, and what came of it.
+"""One training run of the lab: everything it depends on, and its result.
 
-A trial is a value, and its outcome follows from it; so an outcome can be kept under a digest of the
-trial, and need not be computed twice.
+A trial is a value, and its result follows from it. So a result can be stored under a digest of the
+trial and need not be computed twice.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
 from paceline.trace.schema import Gradient, Trace, Update
 
-__all__ = ["Outcome", "Trial", "gradients_of"]
+__all__ = ["Trial", "TrialResult", "gradients_per_update"]
 
 REVISION = 2
-"""Raised when outcomes change though trials do not, so that none is taken from before."""
+"""Raise this when results change although trials don't, so that old stored results aren't used."""
 
 
-def gradients_of(policy: str, workers: int) -> int:
-    """How many make an update under this rule, with all workers there."""
+def gradients_per_update(policy: str, workers: int) -> int:
+    """Return how many gradients make an update under this rule while all workers are alive."""
     rule, spec = parse_policy(policy), RunSpec(workers=workers, steps=1)
     rule.validate(spec)
     return rule.needed(Decider(rule, spec).ledger)
@@ -40,7 +40,7 @@ def gradients_of(policy: str, workers: int) -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """Who trains what, under which rule, on which machines, and for how long."""
+    """What to train, how, under which rule, on which workers, and for how long."""
 
     problem: Problem
     recipe: Recipe
@@ -48,32 +48,36 @@ class Trial:
     workers: int
     latency: str
     epochs: float
-    """How much data is used; what is dropped is not."""
+    """How much data the updates use; dropped gradients don't count."""
     network: str = ""
-    """Such as "model=100MB,bandwidth=1.25GB"; without one, nothing that is sent takes time."""
+    """Such as "model=100MB,bandwidth=1.25GB"; if empty, sending takes no time."""
     faults: str = ""
     late: Late = "cancel"
     rows: int = 20
-    """How often the model is evaluated, beside the beginning."""
+    """How often to evaluate the model, besides once at the start."""
     target: str = ""
-    """Such as "accuracy>=0.97": at the first row that has reached it, the trial ends."""
+    """Such as "accuracy>=0.97"; the trial ends at the first evaluation that reaches it."""
 
     @property
     def spec(self) -> RunSpec:
-        """The run that is simulated; its luck is the problem's seed's."""
+        """The run to simulate, with the problem's seed."""
         samples = self.epochs * self.problem.samples
-        batch = self.problem.batch * gradients_of(self.policy, self.workers)
+        batch = self.problem.batch * gradients_per_update(self.policy, self.workers)
         steps = ceil(samples / batch)
         return RunSpec(workers=self.workers, steps=steps, late=self.late, seed=self.problem.seed)
 
     def simulate(self) -> Trace:
-        """Its machines on the clock of the simulator."""
+        """Simulate the run and return its trace."""
         batch = self.problem.batch
         cluster = Cluster.parse(self.latency, self.network, self.faults, batch=batch)
         return simulate(self.policy, cluster, self.spec)
 
     def digest(self) -> str:
-        """The same for the same trial, whatever the machine."""
+        """Return a key for the stored result, the same on every machine.
+
+        It covers the names and values of the fields of trial, recipe and problem, and the problem's
+        `name`. So renaming a field orphans stored results; renaming a class or module doesn't.
+        """
         parts = {part.name: getattr(self, part.name) for part in fields(self)}
         parts["problem"] = {
             "name": self.problem.name,
@@ -83,21 +87,23 @@ class Trial:
         return hashlib.sha256(known).hexdigest()[:20]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a trial."""
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial measured."""
 
     rows: list[Row]
     is_diverged: bool
-    updates: int  # that were made
-    seconds: float  # of virtual time until then
-    staleness: float  # of the gradients that were used, on average
+    updates: int
+    seconds: float  # of virtual time, until the last update
+    staleness: float  # mean over the gradients used
     used: int  # gradients
-    dropped: int  # gradients that were whole
+    dropped: int  # gradients that were finished
     cancelled: int  # gradients
 
     @classmethod
-    def of(cls, trace: Trace, rows: Sequence[Row], updates: int, *, is_diverged: bool) -> "Outcome":
-        """What came of a run of which so many updates were made."""
+    def of(
+        cls, trace: Trace, rows: Sequence[Row], updates: int, *, is_diverged: bool
+    ) -> "TrialResult":
+        """Summarize a run of which only the first `updates` were made."""
         seconds, versions, fates = 0.0, 0, Counter[Fate]()
         stalenesses: list[int] = []
         for record in trace.records:
@@ -121,5 +127,5 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def last(self, score: str) -> float:
-        """The value at the end; NaN where the training came to no end."""
+        """Return the final value of a score; NaN if the training diverged."""
         return nan if self.is_diverged else self.rows[-1].scores[score]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""a9a: who in the census earned more than 50,000 dollars, by 123 things that hold or do not.
+"""a9a: predict from 123 binary census features who earns more than 50,000 dollars.
 
-With a linear model this is a convex problem. Read from LIBSVM's text, plain or gzipped: in a row
-the label, and the numbers, from 1, of the features that hold.
+With a linear model this is a convex problem. The files are LIBSVM text, plain or gzipped: each row
+has the label, and the numbers, from 1, of the features that are set.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.lab.data.files import Source, damaged, locate, read
+from paceline.lab.data.download import Source, damaged_file, locate, read_file
 
 __all__ = ["SOURCES", "Table", "load_a9a"]
 
@@ -37,7 +37,7 @@ _LINE = re.compile(rb"([+-]1)((?: \d{1,3}:1)+) ?")
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of numbers, each with one of two labels."""
+    """A data set of binary features with two labels."""
 
     train_x: Tensor  # float32, of shape [rows, features]
     train_y: Tensor  # float32, -1 or +1
@@ -46,25 +46,25 @@ class Table:
 
 
 def load_a9a(folder: Path) -> Table:
-    """Read it from the folder for data. Raises SpecError."""
+    """Read the data set from the data folder; raises SpecError."""
     return Table(
         *_read_rows(locate(folder, _TRAIN), 32_561), *_read_rows(locate(folder, _TEST), 16_281)
     )
 
 
 def _read_rows(path: Path, rows: int) -> tuple[Tensor, Tensor]:
-    lines = read(path).splitlines()
+    lines = read_file(path).splitlines()
     if len(lines) != rows:
-        raise damaged(path, f"it has {len(lines)} rows instead of {rows}")
+        raise damaged_file(path, f"expected {rows} rows, got {len(lines)}")
     labels: list[int] = []
-    places: list[int] = []  # of the ones, in all of the table
+    ones: list[int] = []  # positions in the flattened table
     for number, line in enumerate(lines):
         found = _LINE.fullmatch(line)
         features = [int(item[:-2]) for item in found[2].split()] if found else [0]
         if found is None or not 1 <= min(features) <= max(features) <= _FEATURES:
-            raise damaged(path, f"its row {number + 1} is {line.decode('ascii', 'replace')!r}")
+            raise damaged_file(path, f"row {number + 1} is {line.decode('ascii', 'replace')!r}")
         labels.append(int(found[1]))
-        places += [number * _FEATURES + feature - 1 for feature in features]
+        ones += [number * _FEATURES + feature - 1 for feature in features]
     x = torch.zeros(rows * _FEATURES)
-    x[torch.tensor(places)] = 1.0
+    x[torch.tensor(ones)] = 1.0
     return x.view(rows, _FEATURES), torch.tensor(labels, dtype=torch.float32)

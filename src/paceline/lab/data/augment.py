@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Images changed a little each time that they are drawn, and bytes made into numbers to compute on.
+"""Random augmentation of images, and normalization of bytes to floats.
 
-A whole batch at once, of several draws in their order, at a few microseconds for each image. The
-random numbers are each draw's own, and nothing here mixes images: a draw has the same pixels
-whatever it is computed together with.
+Each function handles a whole batch, made of several draws in order, in a few microseconds per
+image. Every draw has its own random numbers, and nothing mixes images: a draw gets the same pixels
+no matter which others it is computed with.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.lab.data.draws import rng
+from paceline.lab.data.sampling import augmentation_rng
 from paceline.lab.problem import Draw
 
 __all__ = ["normalize", "rotate_and_zoom", "shift_and_flip"]
 
 
 def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Bytes as float32 with about zero mean and unit variance; `mean`, `std`: white being 1."""
+    """Return bytes as float32 with zero mean and unit variance; in `mean` and `std`, white is 1."""
     shape = (len(mean), 1, 1)
     shift, scale = torch.tensor(mean).view(shape) * 255, torch.tensor(std).view(shape) * 255
     return x.to(torch.float32, copy=True).sub_(shift).div_(scale)
 
 
 def shift_and_flip(x: Tensor, seed: int, draws: Sequence[Draw], shift: int = 4) -> Tensor:
-    """Move images by up to `shift` pixels either way, over black, and mirror half of them."""
+    """Shift images by up to `shift` pixels in each direction, and mirror half of them.
+
+    Pixels from outside the image are black.
+    """
     numbers = _uniform(seed, draws, len(x), 3)
     count, channels, height, width = x.shape
     padded = np.zeros((count, channels, height + 2 * shift, width + 2 * shift), np.uint8)
@@ -46,14 +49,14 @@ def shift_and_flip(x: Tensor, seed: int, draws: Sequence[Draw], shift: int = 4) 
 def rotate_and_zoom(
     x: Tensor, seed: int, draws: Sequence[Draw], degrees: float = 10.0, zoom: float = 0.1
 ) -> Tensor:
-    """Turn square images by up to `degrees` either way, and enlarge or shrink by up to `zoom`.
+    """Rotate square images by up to `degrees` either way, and zoom in or out by up to `zoom`.
 
-    What comes from outside is black. The values are float32, of the scale of the bytes.
+    Pixels from outside the image are black. Returns float32 on the scale of the bytes.
     """
     turn, size = (2 * _uniform(seed, draws, len(x), 2) - 1).T
     angle, scale = radians(degrees) * turn, 1 / (1 + zoom * size)
-    # Where each pixel comes from is the sum of two fixed maps. affine_grid, which multiplies
-    # matrices, takes five times as long as all of this.
+    # The source of each pixel is the sum of two fixed maps. affine_grid, which multiplies
+    # matrices, takes five times as long as this whole function.
     side = x.shape[-1]
     axis = (torch.arange(side) * 2 + 1) / side - 1
     down, right = torch.meshgrid(axis, axis, indexing="ij")
@@ -63,12 +66,12 @@ def rotate_and_zoom(
 
 
 def _uniform(seed: int, draws: Sequence[Draw], images: int, columns: int) -> NDArray[np.float64]:
-    """Random numbers from 0 to 1 for each image, of the draw that it belongs to."""
-    assert images % len(draws) == 0, "draws are of one size"
+    """Return random numbers from 0 to 1 for each image, from the generator of its draw."""
+    assert images % len(draws) == 0, "draws must have the same size"
     shape = (images // len(draws), columns)
-    return np.concatenate([rng(seed, draw).random(shape) for draw in draws])
+    return np.concatenate([augmentation_rng(seed, draw).random(shape) for draw in draws])
 
 
 def _column(values: NDArray[np.float64]) -> Tensor:
-    """A factor for each image."""
+    """Return one factor per image, in a shape that broadcasts over pixels."""
     return torch.from_numpy(values.astype(np.float32)).view(-1, 1, 1, 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""CIFAR-10: 50,000 + 10,000 photographs of ten kinds of things, 32 x 32, in colour.
+"""CIFAR-10: 50,000 + 10,000 colour photographs of ten classes, 32 x 32.
 
-Read from the official binary version: in a tar archive, whatever it is compressed with, six files
-of 10,000 rows, each a byte for the label and 3 x 32 x 32 for the pixels.
+Reads the official binary version: a tar archive with any compression, holding six files of 10,000
+rows each. A row is one byte for the label and 3 x 32 x 32 bytes for the pixels.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.lab.data.files import Source, damaged, locate
+from paceline.lab.data.download import Source, damaged_file, locate
 from paceline.lab.data.images import Images
-from paceline.lab.data.memory import remembered
+from paceline.lab.data.unpacked_cache import cached
 
 __all__ = ["MEAN", "SOURCES", "STD", "load_cifar10"]
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # to train on, white being 1
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images; white is 1
 
 SOURCES = (
     Source(
@@ -32,9 +32,9 @@ SOURCES = (
     ),
 )
 
-_ROWS = 10_000  # of a member
+_ROWS = 10_000  # per file
 _ROW = 1 + 3 * 32 * 32
-_MD5 = {  # by member, in the order of the data set, the last to test on
+_MD5 = {  # by file, in the order of the data set; the last one is the test set
     "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
     "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
     "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
@@ -45,16 +45,19 @@ _MD5 = {  # by member, in the order of the data set, the last to test on
 
 
 def load_cifar10(folder: Path, cache: Path | None = None) -> Images:
-    """Read it from the folder for data; unpacking takes seconds unless it is kept in `cache`."""
+    """Read the data set from the data folder; raises SpecError.
+
+    Unpacking takes seconds, unless `cache` holds it already.
+    """
     path = locate(folder, *SOURCES)
-    return Images(**remembered(cache, "cifar10", path, partial(_unpack, path)), classes=10)
+    return Images(**cached(cache, "cifar10", path, partial(_unpack, path)), classes=10)
 
 
 def _unpack(path: Path) -> dict[str, Tensor]:
     rows = torch.empty(len(_MD5), _ROWS, _ROW, dtype=torch.uint8)
     missing = list(_MD5)
     try:
-        with tarfile.open(path, "r|*") as archive:  # a stream: to seek would unpack it again
+        with tarfile.open(path, "r|*") as archive:  # a stream: seeking would unpack it again
             for member in archive:
                 name = Path(member.name).name
                 file = archive.extractfile(member)
@@ -62,9 +65,9 @@ def _unpack(path: Path) -> dict[str, Tensor]:
                     rows[list(_MD5).index(name)] = _read_rows(path, name, file.read())
                     missing.remove(name)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error
     if missing:
-        raise damaged(path, f"it has no {', '.join(missing)}")
+        raise damaged_file(path, f"it lacks {', '.join(missing)}")
     labels, pixels = rows[..., 0].flatten().long(), rows[..., 1:].contiguous().view(-1, 3, 32, 32)
     train = slice(len(labels) - _ROWS)
     test = slice(train.stop, None)
@@ -79,5 +82,5 @@ def _unpack(path: Path) -> dict[str, Tensor]:
 def _read_rows(path: Path, name: str, data: bytes) -> Tensor:
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != _MD5[name]:
-        raise damaged(path, f"its {name} has the MD5 {found} instead of {_MD5[name]}")
+        raise damaged_file(path, f"expected {name} to have MD5 {_MD5[name]}, got {found}")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(_ROWS, _ROW)

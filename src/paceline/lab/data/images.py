@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Labelled images, as the data sets give them: bytes, in torch's order of dimensions."""
+"""A data set of labelled images: bytes, in torch's order of dimensions."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ __all__ = ["Images"]
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A data set of images. Its tensors belong to it: they are read, never written to."""
+    """A data set of images; don't write to its tensors, they are shared."""
 
     train_x: Tensor  # uint8, of shape [images, channels, height, width]
     train_y: Tensor  # int64, each below `classes`

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""MNIST: 60,000 + 10,000 handwritten digits, 28 x 28, grey. Four gzipped idx files."""
+"""MNIST: 60,000 + 10,000 handwritten digits, 28 x 28, grey, in four gzipped idx files."""
 
 import struct
 from math import prod
@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.lab.data.files import Source, damaged, locate, read
+from paceline.lab.data.download import Source, damaged_file, locate, read_file
 from paceline.lab.data.images import Images
 
 __all__ = ["MEAN", "SOURCES", "STD", "load_mnist"]
 
-MEAN, STD = (0.1307,), (0.3081,)  # of the pixels to train on, white being 1
+MEAN, STD = (0.1307,), (0.3081,)  # of the training pixels; white is 1
 
-_FOLDER = "https://ossci-datasets.s3.amazonaws.com/mnist"  # what torchvision takes it from
+_FOLDER = "https://ossci-datasets.s3.amazonaws.com/mnist"  # torchvision's source, too
 
 
 def _source(name: str, sha256: str) -> Source:
@@ -38,7 +38,7 @@ SOURCES = (_TRAIN_X, _TRAIN_Y, _TEST_X, _TEST_Y)
 
 
 def load_mnist(folder: Path) -> Images:
-    """Read it from the folder for data. Raises SpecError."""
+    """Read the data set from the data folder; raises SpecError."""
     return Images(
         train_x=_read_idx(locate(folder, _TRAIN_X), 60_000, 28, 28)[:, None],
         train_y=_read_idx(locate(folder, _TRAIN_Y), 60_000).long(),
@@ -49,14 +49,14 @@ def load_mnist(folder: Path) -> Images:
 
 
 def _read_idx(path: Path, *shape: int) -> Tensor:
-    """An idx file: a magic number that ends in the number of dimensions, these, and the bytes."""
-    data = read(path)
+    """Read an idx file: a magic number with the number of dimensions, their sizes, the bytes."""
+    data = read_file(path)
     header = struct.pack(f">{1 + len(shape)}I", 0x0800 + len(shape), *shape)
     if not data.startswith(header):
-        raise damaged(
-            path, f"it begins with {data[: len(header)].hex()}, instead of {header.hex()}"
+        raise damaged_file(
+            path, f"expected it to begin with {header.hex()}, got {data[: len(header)].hex()}"
         )
     size = len(data) - len(header)
     if size != prod(shape):
-        raise damaged(path, f"it has {size} bytes of values instead of {prod(shape)}")
+        raise damaged_file(path, f"expected {prod(shape)} bytes of values, got {size}")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=len(header)).view(shape)

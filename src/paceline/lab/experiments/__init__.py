@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The experiments, one a file, by name, in the order in which they are run."""
+"""The experiments by name, in the order in which they run; one file per experiment."""
 
 from paceline.lab.experiment import Experiment
 from paceline.lab.experiments.choose_b import CHOOSE_B

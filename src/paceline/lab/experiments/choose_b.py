@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many of 100 workers should be backups? Time of an update x updates needed, and the planner.
+"""How many of 100 workers should be backups? Time per update x updates needed, and the planner.
 
-Updates to a target are counted for every number N of gradients in an update, with N workers and a
-learning rate in proportion to N. The simulator tells how long waiting for N of 100 takes. The
-product says for every b when the target is reached; training with a few b, directly, checks it.
-Then the planner chooses b from a short pilot, and we look at what its choice costs.
+The experiment counts the updates to a target for each number N of gradients per update, with N
+workers and a learning rate proportional to N. The simulator tells how long it takes to wait for N
+of 100 workers. The product predicts, for every b, when training reaches the target; training
+directly with a few values of b checks the prediction. Then the planner chooses b from a short
+pilot, and the experiment measures what its choice costs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +18,15 @@ import numpy as np
 
 from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.choose_b_shown import draw, tell
-from paceline.lab.experiments.curves import Moment, reached
-from paceline.lab.experiments.settings import CHEN, picked
-from paceline.lab.law import Law
+from paceline.lab.experiments.choose_b_report import describe, draw
+from paceline.lab.experiments.curves import CurvePoint, first_reached
+from paceline.lab.experiments.settings import CHEN
+from paceline.lab.experiments.tables import column
 from paceline.lab.pilot import with_norms
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
+from paceline.lab.updates_to_target import UpdatesToTarget
 from paceline.latency import Recorded, parse_latency
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
@@ -43,10 +45,10 @@ from paceline.trace.schema import Trace
 
 __all__ = ["CHOOSE_B"]
 
-Row = dict[str, float | str]
+TableRow = dict[str, float | str]
 
-RATE = 0.0005  # for each sample of an update
-AVERAGED = 1000  # samples that the moving average of the weights reaches back over
+RATE = 0.0005  # per sample of an update
+AVERAGED = 1000  # samples that the moving average of the weights spans
 SCORED_EVERY = 400  # samples
 PILOT = 50  # updates
 NORMS_EVERY = 5  # of them
@@ -54,25 +56,25 @@ LATES: tuple[Late, Late] = ("cancel", "finish")
 
 
 @dataclass(frozen=True)
-class Scale:
-    """How much of it is done."""
+class ChooseBSettings:
+    """The size of the experiment."""
 
     workers: int
     batch: int
     needed: Sequence[int]
-    """Each N that is tried with as many workers, all of them included."""
+    """Each N to try with N workers; includes the number of all workers."""
     backups: Sequence[int]
-    """Each b that is tried with all workers; the N that belongs to it is tried as well."""
+    """Each b to try with all workers; `needed` includes the N of each."""
     repeats: int
-    """Trainings for each seed of the lab: how soon a target is reached depends on luck."""
+    """Trainings per seed of the lab, because the time to a target varies a lot."""
     target: float
     scored: int
     width: float
     rounds: int
-    """Updates that are simulated."""
+    """Updates to simulate."""
 
 
-FULL = Scale(
+FULL = ChooseBSettings(
     workers=100,
     batch=1,
     needed=(10, 25, 50, 75, 90, 94, 96, 98, 99, 100),
@@ -83,7 +85,7 @@ FULL = Scale(
     width=1.0,
     rounds=4000,
 )
-QUICK = Scale(
+QUICK = ChooseBSettings(
     workers=20,
     batch=5,
     needed=(10, 19, 20),
@@ -99,29 +101,33 @@ QUICK = Scale(
 # ----------------------------------------------------------------------------------------- trials
 
 
-def _problem(lab: Lab, scale: Scale, seed: int) -> Digits:
+def _problem(lab: Lab, settings: ChooseBSettings, seed: int) -> Digits:
     return Digits(
-        batch=scale.batch, seed=seed, data=lab.data, scored=scale.scored, width=scale.width
+        batch=settings.batch,
+        seed=seed,
+        data=lab.data,
+        scored=settings.scored,
+        width=settings.width,
     )
 
 
 def _recipe(samples: int) -> Recipe:
-    """For updates of so many samples."""
+    """Return the recipe for updates of this many samples."""
     return Recipe(RATE * samples, ema=1 - samples / AVERAGED)
 
 
-def _trial(lab: Lab, scale: Scale, workers: int, backups: int, seed: int) -> Trial:
-    problem = _problem(lab, scale, seed)
+def _trial(lab: Lab, settings: ChooseBSettings, workers: int, backups: int, seed: int) -> Trial:
+    problem = _problem(lab, settings, seed)
     epochs = 1.0  # several times what is needed
     return Trial(
         problem=problem,
-        recipe=_recipe((workers - backups) * scale.batch),
+        recipe=_recipe((workers - backups) * settings.batch),
         policy=f"backup:{backups}" if backups else "sync",
         workers=workers,
         latency=CHEN,
         epochs=epochs,
         rows=round(epochs * problem.samples / SCORED_EVERY),
-        target=f"accuracy>={scale.target}",
+        target=f"accuracy>={settings.target}",
     )
 
 
@@ -130,49 +136,50 @@ def _trial(lab: Lab, scale: Scale, workers: int, backups: int, seed: int) -> Tri
 
 def measure(lab: Lab) -> Tables:
     """Count updates, simulate times, multiply, check; then let the planner choose."""
-    scale = QUICK if lab.quick else FULL
-    seeds = [scale.repeats * seed + again for seed in lab.seeds for again in range(scale.repeats)]
-    counted = [(needed, 0, seed) for needed, seed in product(scale.needed, seeds)]
-    direct = [(scale.workers, backups, seed) for backups, seed in product(scale.backups, seeds)]
-    outcomes = lab.outcomes([_trial(lab, scale, *case) for case in counted + direct])
-    found = [reached(outcome.rows, scale.target) for outcome in outcomes]
+    settings = QUICK if lab.quick else FULL
+    repeats = settings.repeats
+    seeds = [repeats * seed + again for seed in lab.seeds for again in range(repeats)]
+    counted = [(needed, 0, seed) for needed, seed in product(settings.needed, seeds)]
+    direct = [(settings.workers, backups, seed) for backups in settings.backups for seed in seeds]
+    results = lab.run([_trial(lab, settings, *case) for case in counted + direct])
+    reached = [first_reached(result.rows, settings.target) for result in results]
     updates: Rows = [
-        {"needed": needed, "seed": seed, "updates": there.updates}
-        for (needed, _, seed), there in zip(counted, found, strict=False)
+        {"needed": needed, "seed": seed, "updates": at.updates}
+        for (needed, _, seed), at in zip(counted, reached, strict=False)
     ]
-    counts = np.array([picked(updates, name) for name in ("needed", "seed", "updates")])
-    law = Law.of(*counts[:, np.isfinite(counts[2])])  # some may never have come to the target
-    predicted = _predicted(law, scale)
+    counts = np.array([column(updates, name) for name in ("needed", "seed", "updates")])
+    fit = UpdatesToTarget.fit(*counts[:, np.isfinite(counts[2])])  # some may miss the target
+    predicted = _predict(fit, settings)
     return {
         "updates": updates,
         "law": [
             {
-                "workers": scale.workers,
-                "target": scale.target,
-                "floor": law.floor,
-                "scale": law.scale,
-                "scale_samples": law.scale * scale.batch,
+                "workers": settings.workers,
+                "target": settings.target,
+                "floor": fit.floor,
+                "scale": fit.scale,
+                "scale_samples": fit.scale * settings.batch,
             }
         ],
         "predicted": predicted,
         "direct": [
-            _checked(backups, seed, there, updates, predicted)
-            for (_, backups, seed), there in zip(direct, found[len(counted) :], strict=True)
+            _compare(backups, seed, at, updates, predicted)
+            for (_, backups, seed), at in zip(direct, reached[len(counted) :], strict=True)
         ],
-        "choices": list(_choices(lab, scale, updates, predicted)),
+        "choices": list(_choices(lab, settings, updates, predicted)),
     }
 
 
-def _predicted(law: Law, scale: Scale) -> Rows:
-    """For every b: the time of an update, updates, and their product."""
-    workers = scale.workers
-    times = draw_times(parse_latency(CHEN), workers, scale.rounds, seed=0)
+def _predict(fit: UpdatesToTarget, settings: ChooseBSettings) -> Rows:
+    """Return the time per update, the updates, and their product, for every b."""
+    workers = settings.workers
+    times = draw_times(parse_latency(CHEN), workers, settings.rounds, seed=0)
     needed = np.arange(1, workers + 1)
     cancelled, finished = (
-        closing_times(times, needed, late)[20:].mean(axis=0)  # lateness has settled by then
+        closing_times(times, needed, late)[20:].mean(axis=0)  # after the first few, it is steady
         for late in LATES
     )
-    updates = law.updates(needed.astype(float))
+    updates = fit.updates(needed.astype(float))
     return [
         {
             "backups": workers - int(needed[i]),
@@ -187,16 +194,16 @@ def _predicted(law: Law, scale: Scale) -> Rows:
     ]
 
 
-def _checked(backups: int, seed: int, there: Moment, updates: Rows, predicted: Rows) -> Row:
-    """A direct training, beside the product of what `sync` with N workers and the simulator say."""
-    [step_s] = picked(predicted, "cancel_step_s", backups=backups)
-    [needed] = picked(predicted, "needed", backups=backups)
-    [count] = picked(updates, "updates", needed=needed, seed=seed)
+def _compare(backups: int, seed: int, at: CurvePoint, updates: Rows, predicted: Rows) -> TableRow:
+    """Put a direct training beside the product of counted updates and simulated time."""
+    [step_s] = column(predicted, "cancel_step_s", backups=backups)
+    [needed] = column(predicted, "needed", backups=backups)
+    [count] = column(updates, "updates", needed=needed, seed=seed)
     return {
         "backups": backups,
         "seed": seed,
-        "updates": there.updates,
-        "seconds": there.seconds,
+        "updates": at.updates,
+        "seconds": at.seconds,
         "product_s": count * step_s,
     }
 
@@ -204,32 +211,34 @@ def _checked(backups: int, seed: int, there: Moment, updates: Rows, predicted: R
 # ------------------------------------------------------------------------------------ the planner
 
 
-def _pilot(lab: Lab, scale: Scale, seed: int) -> Trace:
-    """A short run of `sync` with all workers, and norms of gradients; its luck is its own."""
-    spec = RunSpec(workers=scale.workers, steps=PILOT, seed=10_000 + seed)
-    trace = simulate("sync", Cluster.parse(CHEN, batch=scale.batch), spec)
-    recipe = _recipe(scale.workers * scale.batch)
-    return with_norms(trace, _problem(lab, scale, seed), recipe, NORMS_EVERY)
+def _pilot(lab: Lab, settings: ChooseBSettings, seed: int) -> Trace:
+    """Return the trace of a short `sync` run of all workers, with gradient norms."""
+    spec = RunSpec(workers=settings.workers, steps=PILOT, seed=10_000 + seed)
+    trace = simulate("sync", Cluster.parse(CHEN, batch=settings.batch), spec)
+    recipe = _recipe(settings.workers * settings.batch)
+    return with_norms(trace, _problem(lab, settings, seed), recipe, NORMS_EVERY)
 
 
-def _choices(lab: Lab, scale: Scale, updates: Rows, predicted: Rows) -> Iterator[Row]:
-    """What the planner chooses, and what it costs by what was measured."""
-    workers, batch = scale.workers, scale.batch
-    means = {n: fmean(picked(updates, "updates", needed=n)) for n in scale.needed}
+def _choices(
+    lab: Lab, settings: ChooseBSettings, updates: Rows, predicted: Rows
+) -> Iterator[TableRow]:
+    """Yield what the planner chooses, and what the choice costs by the measurements."""
+    workers, batch = settings.workers, settings.batch
+    means = {n: fmean(column(updates, "updates", needed=n)) for n in settings.needed}
     table = {n: mean for n, mean in means.items() if isfinite(mean)}
-    [whole] = picked(predicted, "updates", backups=0)
+    [without_backups] = column(predicted, "updates", backups=0)
     for seed in lab.seeds:
-        pilot = _pilot(lab, scale, seed)
+        pilot = _pilot(lab, settings, seed)
         times = recorded_times(pilot, seed=0, with_travel=True).times
         noise = estimate_noise_scale(pilot)
         models: dict[str, Convergence] = {
-            "every gradient counts": every_gradient_counts(workers, whole),
-            "noise scale": noise_scale(noise, batch, workers, whole),
+            "every gradient counts": every_gradient_counts(workers, without_backups),
+            "noise scale": noise_scale(noise, batch, workers, without_backups),
             "measured table": measured(table),
         }
         lates = LATES[:1] if lab.quick else LATES
         for late, (name, model) in product(lates, models.items()):
-            seconds = picked(predicted, f"{late}_s")  # by b, from 0
+            seconds = column(predicted, f"{late}_s")  # by b, from 0
             best = int(np.argmin(seconds))
             spec = RunSpec(workers=workers, late=late)
             chosen = plan(Cluster(Recorded(times), batch=batch), spec, model).best.backups
@@ -247,15 +256,16 @@ def _choices(lab: Lab, scale: Scale, updates: Rows, predicted: Rows) -> Iterator
 
 CHOOSE_B = Experiment(
     name="choose-b",
-    question="How many of 100 workers should be backups, and does the planner find it?",
+    question="How many of 100 workers should be backups, and does the planner find that number?",
     expected=(
-        "Chen et al., section 3.1: the time to converge is estimated as the mean time until N of "
-        "100 gradients are there times the updates that N needs. The last four gradients cost half "
-        "as much again as the first 96, so a few backups should pay, and many should not. That "
-        "estimate takes no notice of workers that are still busy with late work."
+        "Chen et al., section 3.1, estimate the time to converge as the mean time until N of 100 "
+        "gradients have arrived, times the updates that N gradients per update need. Waiting for "
+        "the last four gradients costs half as much again as waiting for the first 96, so a few "
+        "backups should pay and many should not. The estimate ignores that late workers are still "
+        "busy when the next update starts."
     ),
     measure=measure,
     draw=draw,
-    tell=tell,
+    describe=describe,
     needs=mnist.SOURCES,
 )

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Does theory hold? The distance to the optimum of a convex problem, and a bound on it.
+"""Does the theory hold? The distance to the optimum of a convex problem, and a bound on it.
 
-K-sync takes the first K of 16 gradients; with a fixed rate η its distance shrinks to a floor. Let F
-be L-smooth and c-strongly convex, σ² the variance of the gradient of one row, m the rows of a
-gradient, and η <= 1/L. A step along a gradient g without bias changes F on average by at most
+K-sync uses the first K of 16 gradients. With a fixed rate η, its distance from the optimum shrinks
+to a floor. Let F be L-smooth and c-strongly convex, σ² the variance of the gradient of one row, m
+the rows per gradient, and η <= 1/L. A step along an unbiased gradient g changes F on average by at
+most
 
     -η |∇F|² + η²L/2 E|g|²  <=  -η/2 |∇F|² + η²L/2 σ²/(Km),    and |∇F|² >= 2c (F - F*), so
 
     E F(w_J) - F*  <=  φ + (1 - ηc)^J (F(w_0) - F* - φ),    φ = ηLσ²/(2cKm)
 
-which is the bound of Dutta et al. (2018) for K-sync as we recall it. L and c are those of the
-problem, σ² is the largest that was seen on the way. There is no such line for `async`: its bound
-needs to know how far gradients change while they are under way. That goes with the rate; so where
-staleness begins to hurt is looked at with several.
+This is the bound of Dutta et al. (2018) for K-sync, as we recall it. L and c are those of the
+problem; σ² is the largest variance seen during training. There is no such bound here for `async`:
+it would need to know how much gradients change while they are under way, which depends on the rate.
+So the experiment trains with several rates to find where staleness begins to hurt.
 """
 
 from collections.abc import Sequence
@@ -20,106 +21,111 @@ from dataclasses import dataclass
 from itertools import product
 from math import log, nan
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from paceline.lab.data import a9a
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
 from paceline.lab.experiments.curves import mean_curve, times_to
-from paceline.lab.experiments.rows import curve_rows
-from paceline.lab.experiments.settings import finite, picked, seeds_of, spread
-from paceline.lab.problems.convex import Census
+from paceline.lab.experiments.tables import column, curve_rows, finite, mean_and_sd, seed_count
+from paceline.lab.plotting import new_figure
+from paceline.lab.problems.logistic import Census
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["CONVEX", "bound"]
 
 WORKERS = 16
 LATENCY = "0.5s + exp:0.5s"
-ASYNC = 0  # in place of K, in the tables
+ASYNC = 0  # stands for K in the tables
 L2 = 0.1
-NEAR = 0.01  # of F
+NEAR = 0.01  # the distance F - F* that counts as near the optimum
 LABELS = {1: "K = 1", WORKERS: f"K = {WORKERS}", ASYNC: "async"}
-"""Those that are tried with several rates."""
+"""The rules to try with several rates."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConvexSettings:
     """How the problem is trained."""
 
     gradients: tuple[int, ...]  # K
     batch: int  # m
     rate: float  # η
     updates: int  # J
-    larger: tuple[float, ...]  # rates, for one gradient in an update, for all, and for stale ones
+    larger: tuple[float, ...]  # further rates, for the rules in LABELS
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """From the smallest on."""
+        """All rates, from the smallest."""
         return (self.rate, *self.larger)
 
 
-FULL = Setting((1, 2, 4, 8, 16), batch=8, rate=0.02, updates=4000, larger=(0.04, 0.08, 0.16, 0.32))
-QUICK = Setting((1, 4, 16), batch=2, rate=0.03, updates=1000, larger=(0.15,))
+FULL = ConvexSettings(
+    (1, 2, 4, 8, 16), batch=8, rate=0.02, updates=4000, larger=(0.04, 0.08, 0.16, 0.32)
+)
+QUICK = ConvexSettings((1, 4, 16), batch=2, rate=0.03, updates=1000, larger=(0.15,))
 
 
 def bound(gradients: int, updates: float, start: float, known: dict[str, float]) -> float:
-    """On the distance to the optimum after so many updates of K-sync, on average."""
+    """Return the bound on the mean distance to the optimum after this many updates of K-sync."""
     rate, c = known["rate"], known["strong_convexity"]
     floor = rate * known["smoothness"] * known["variance"] / (2 * c * gradients * known["batch"])
     return floor + float((1 - rate * c) ** updates) * (start - floor)
 
 
 def measure(lab: Lab) -> Tables:
-    """Train with every K, and asynchronously, for as many updates; with larger rates as well."""
-    setting = QUICK if lab.quick else FULL
-    cases = list(product((*setting.gradients, ASYNC), lab.seeds))
-    trials = [_trial(lab, setting, *case, setting.rate) for case in cases]
-    outcomes = lab.outcomes(trials)
+    """Train with every K, and asynchronously, for the same updates; then vary the rate."""
+    settings = QUICK if lab.quick else FULL
+    cases = list(product((*settings.gradients, ASYNC), lab.seeds))
+    trials = [_trial(lab, settings, *case, settings.rate) for case in cases]
+    results = lab.run(trials)
     curves: Rows = [
         row
-        for (gradients, seed), outcome in zip(cases, outcomes, strict=True)
-        for row in curve_rows({"gradients": gradients, "seed": seed}, outcome, gap="gap")
+        for (gradients, seed), result in zip(cases, results, strict=True)
+        for row in curve_rows({"gradients": gradients, "seed": seed}, result, gap="gap")
     ]
     problem = trials[0].problem
     assert isinstance(problem, Census)
     known: dict[str, float | str] = {
         "workers": WORKERS,
-        "batch": setting.batch,
-        "rate": setting.rate,
+        "batch": settings.batch,
+        "rate": settings.rate,
         **problem.curvature._asdict(),
-        "variance": max(row.scores["variance"] for o in outcomes for row in o.rows),
+        "variance": max(row.scores["variance"] for r in results for row in r.rows),
     }
-    return {"curves": curves, "constants": [known], "rates": _with_rates(lab, setting)}
+    return {"curves": curves, "constants": [known], "rates": _vary_rate(lab, settings)}
 
 
-def _with_rates(lab: Lab, setting: Setting) -> Rows:
-    """Where it ends and when it is near, at every rate."""
+def _vary_rate(lab: Lab, settings: ConvexSettings) -> Rows:
+    """Return the floor, and when training comes near the optimum, at every rate."""
     rows: Rows = []
-    cases = list(product((1, WORKERS, ASYNC), lab.seeds, setting.rates))
-    outcomes = lab.outcomes([_trial(lab, setting, *case) for case in cases])
-    for (gradients, seed, rate), outcome in zip(cases, outcomes, strict=True):
-        about = {"gradients": gradients, "seed": seed, "rate": rate}
-        curve = curve_rows(about, outcome, gap="gap")
+    cases = list(product((1, WORKERS, ASYNC), lab.seeds, settings.rates))
+    results = lab.run([_trial(lab, settings, *case) for case in cases])
+    for (gradients, seed, rate), result in zip(cases, results, strict=True):
+        key = {"gradients": gradients, "seed": seed, "rate": rate}
+        curve = curve_rows(key, result, gap="gap")
         rows.append(
             {
-                **about,
-                "floor": nan if outcome.is_diverged else _late(picked(curve, "gap")),
+                **key,
+                "floor": nan if result.is_diverged else _late_mean(column(curve, "gap")),
                 "near_s": times_to(curve, "gap", NEAR, is_high=False)[0],
             }
         )
     return rows
 
 
-def _late(gaps: Sequence[float]) -> float:
-    """The mean distance over the last half of the updates."""
+def _late_mean(gaps: Sequence[float]) -> float:
+    """Return the mean distance over the last half of the updates."""
     return fmean(gaps[len(gaps) // 2 :])
 
 
-def _trial(lab: Lab, setting: Setting, gradients: int, seed: int, rate: float) -> Trial:
-    problem = Census(batch=setting.batch, seed=seed, data=lab.data, l2=L2)
-    samples = setting.updates * setting.batch * max(1, gradients)
+def _trial(lab: Lab, settings: ConvexSettings, gradients: int, seed: int, rate: float) -> Trial:
+    problem = Census(batch=settings.batch, seed=seed, data=lab.data, l2=L2)
+    samples = settings.updates * settings.batch * max(1, gradients)
     return Trial(
         problem=problem,
         recipe=Recipe(rate),
@@ -136,27 +142,27 @@ def _curve(rows: Rows, gradients: float, against: str) -> tuple[list[float], lis
 
 
 def floor(tables: Tables, gradients: float) -> float:
-    """Where the distance ends, on average over the seeds."""
+    """Return the mean distance over the second half of training, averaged over the seeds."""
     return fmean(_floors(tables, gradients))
 
 
 def _floors(tables: Tables, gradients: float) -> list[float]:
-    """Of each seed."""
+    """Return the floor of each seed."""
     rows = tables["curves"]
     return [
-        _late(picked(rows, "gap", gradients=gradients, seed=seed))
-        for seed in dict.fromkeys(picked(rows, "seed"))
+        _late_mean(column(rows, "gap", gradients=gradients, seed=seed))
+        for seed in dict.fromkeys(column(rows, "seed"))
     ]
 
 
 def seconds_to_near(tables: Tables, gradients: float) -> list[float]:
-    """Until the optimum is near, for each seed."""
+    """Return the time until training is near the optimum, for each seed."""
     own = [row for row in tables["curves"] if row["gradients"] == gradients]
     return times_to(own, "gap", NEAR, is_high=False)
 
 
-def worst(tables: Tables, gradients: float) -> float:
-    """The largest part of the bound that the mean distance has had, after the beginning."""
+def worst_ratio(tables: Tables, gradients: float) -> float:
+    """Return the largest ratio of the mean distance to its bound, after the start."""
     updates, gaps = _curve(tables["curves"], gradients, "updates")
     return max(
         gap / bound(int(gradients), at, gaps[0], _constants(tables))
@@ -165,7 +171,7 @@ def worst(tables: Tables, gradients: float) -> float:
 
 
 def slope(tables: Tables) -> float:
-    """Of the floor against K, both as logarithms: -1 where the floor goes with 1/K."""
+    """Return the slope of log floor against log K: -1 if the floor is proportional to 1/K."""
     ks = _ks(tables)
     floors = [log(floor(tables, k)) for k in ks]
     return float(np.polyfit([log(k) for k in ks], floors, 1)[0])
@@ -179,9 +185,9 @@ def _constants(tables: Tables) -> dict[str, float]:
     return {name: float(value) for name, value in tables["constants"][0].items()}
 
 
-def draw(tables: Tables) -> Figure:
-    """The distance against updates and time, where it ends against K and against the rate."""
-    figure = Figure(figsize=(17, 4), layout="constrained")
+def draw(tables: Tables) -> "Figure":
+    """Draw the distance against updates and time, and the floor against K and the rate."""
+    figure = new_figure(17, 4)
     left, middle, right, last = figure.subplots(1, 4)
     rows, ks = tables["curves"], _ks(tables)
     known = _constants(tables)
@@ -189,7 +195,7 @@ def draw(tables: Tables) -> Figure:
         label, color = (f"K = {k:g}" if k else "async"), f"C{number}"
         left.plot(*_curve(rows, k, "updates"), color=color)
         seconds, gaps = _curve(rows, k, "seconds")
-        middle.plot(seconds[1:], gaps[1:], color=color, label=label)  # time 0 is nowhere here
+        middle.plot(seconds[1:], gaps[1:], color=color, label=label)  # a log axis has no time 0
         if k:
             updates, gaps = _curve(rows, k, "updates")
             bounds = [bound(int(k), at, gaps[0], known) for at in updates]
@@ -203,16 +209,16 @@ def draw(tables: Tables) -> Figure:
     limits = [bound(int(k), float("inf"), 0.0, known) for k in ks]
     right.plot(ks, limits, "k:", label="its bound")
     right.plot(ks, [floors[0] / k for k in ks], "--", color="grey", label="1/K")
-    right.set(xlabel="K", xscale="log", yscale="log", title="where it ends")
+    right.set(xlabel="K", xscale="log", yscale="log", title="floor")
     right.set(ylabel="F(w) - F*")
     right.set_xticks(ks, [f"{k:g}" for k in ks])
     right.minorticks_off()
     right.legend(frameon=False)
     rates = _rates(tables)
     for k, label in LABELS.items():
-        ends = [finite(picked(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
+        ends = [finite(column(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
         last.plot(rates, [fmean(own) if own else nan for own in ends], "o-", label=label)
-    last.set(xlabel="rate", xscale="log", yscale="log", title="where it ends with other rates")
+    last.set(xlabel="rate", xscale="log", yscale="log", title="floor at other rates")
     last.set(ylabel="F(w) - F*")
     last.set_xticks(rates, [f"{rate:g}" for rate in rates])
     last.minorticks_off()
@@ -223,46 +229,46 @@ def draw(tables: Tables) -> Figure:
 
 
 def _rates(tables: Tables) -> list[float]:
-    return sorted(set(picked(tables["rates"], "rate")))
+    return sorted(set(column(tables["rates"], "rate")))
 
 
-def _rate_words(tables: Tables) -> str:
-    """Where it ends, and when it is near, at every rate."""
-    parts = []
+def _rate_lines(tables: Tables) -> str:
+    """Say for every rate where training ends, and when it comes near the optimum."""
+    lines = []
     for rate in _rates(tables):
-        described = []
+        parts = []
         for k, label in LABELS.items():
             floors, seconds = (
-                picked(tables["rates"], column, gradients=k, rate=rate)
-                for column in ("floor", "near_s")
+                column(tables["rates"], name, gradients=k, rate=rate)
+                for name in ("floor", "near_s")
             )
-            floor_words = spread([1e3 * value for value in floors])
-            described.append(f"{label} {floor_words} ({spread(seconds, 0)})")
-        parts.append(f"{rate:g}: {', '.join(described)}")
-    return "; ".join(parts)
+            floor_text = mean_and_sd([1e3 * value for value in floors])
+            parts.append(f"{label} {floor_text} ({mean_and_sd(seconds, 0)})")
+        lines.append(f"- rate {rate:g}: {', '.join(parts)}")
+    return "\n".join(lines)
 
 
-def tell(tables: Tables) -> str:
-    """Put it into words."""
+def describe(tables: Tables) -> str:
+    """Summarize the tables in words."""
     known, ks = _constants(tables), _ks(tables)
-    seeds = seeds_of(tables["curves"])
     labels = {k: f"K = {k:g}" for k in ks} | {ASYNC: "async"}
     floors = ", ".join(
-        f"{label}: {spread([1e3 * value for value in _floors(tables, k)])}"
+        f"{label}: {mean_and_sd([1e3 * value for value in _floors(tables, k)])}"
         for k, label in labels.items()
     )
     times = ", ".join(
-        f"{label}: {spread(seconds_to_near(tables, k), 0)}" for k, label in labels.items()
+        f"{label}: {mean_and_sd(seconds_to_near(tables, k), 0)}" for k, label in labels.items()
     )
-    highest = max(worst(tables, k) for k in ks)
-    is_held = "below" if highest <= 1 else "partly above"
+    highest = max(worst_ratio(tables, k) for k in ks)
+    position = "below" if highest <= 1 else "partly above"
     return (
-        f"{seeds}. Floors of F - F*, in thousandths: {floors}. With K they go as "
-        f"K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: {times}. The mean curves lie "
-        f"{is_held} their bounds, at {highest:.0%} of them or less (L = {known['smoothness']:.3g}, "
-        f"c = {known['strong_convexity']:g}, σ² = {known['variance']:.3g}, "
-        f"m = {known['batch']:g}, η = {known['rate']:g}). Floors, and in brackets the seconds "
-        f"until F - F* is {NEAR:g}, with rate {_rate_words(tables)}."
+        f"{seed_count(tables['curves'])}. Floors of F - F*, times 1000: {floors}. They are "
+        f"proportional to K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: {times}. The "
+        f"mean curves are {position} their bounds, at {highest:.0%} of them or less (L = "
+        f"{known['smoothness']:.3g}, c = {known['strong_convexity']:g}, "
+        f"σ² = {known['variance']:.3g}, m = {known['batch']:g}, η = {known['rate']:g}).\n\n"
+        f"Floors at several rates, times 1000, with the seconds until F - F* is {NEAR:g} in "
+        f"parentheses:\n\n{_rate_lines(tables)}"
     )
 
 
@@ -270,12 +276,12 @@ CONVEX = Experiment(
     name="convex",
     question="Does the theory of K-sync hold on a convex problem?",
     expected=(
-        "Dutta et al., as recalled and derived again: with a fixed rate, K-sync goes at a rate "
-        "that does not depend on K to a floor that goes with 1/K, and stays below a bound with "
-        "known constants; asynchronous training goes down sooner in time, to a higher floor."
+        "Dutta et al., as we recall them and derived again: with a fixed rate, K-sync approaches a "
+        "floor proportional to 1/K at a speed that doesn't depend on K, and stays below a bound "
+        "with known constants. Asynchronous training comes down sooner, to a higher floor."
     ),
     measure=measure,
     draw=draw,
-    tell=tell,
+    describe=describe,
     needs=a9a.SOURCES,
 )

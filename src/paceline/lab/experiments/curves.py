@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What curves tell: several seeds as one, and when a target was reached."""
+"""Learning curves: average them over seeds, and find when they reach a target."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,26 +12,26 @@ import numpy as np
 from paceline.lab.experiment import Rows
 from paceline.lab.training import Row
 
-__all__ = ["Moment", "crossing", "mean_curve", "reached", "times_to"]
+__all__ = ["CurvePoint", "crossing", "first_reached", "mean_curve", "times_to"]
 
 
 def mean_curve(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
-    """Two columns against each other, each the mean over the seeds that came to the end."""
+    """Return two columns, each averaged over the seeds whose training ran to the end."""
     by_seed = _by_seed(rows)
-    whole = max((len(own) for own in by_seed), default=0)
-    together = list(zip(*(own for own in by_seed if len(own) == whole), strict=True))
+    length = max((len(own) for own in by_seed), default=0)
+    evaluations = list(zip(*(own for own in by_seed if len(own) == length), strict=True))
     return (
-        [fmean(float(row[x]) for row in at_once) for at_once in together],
-        [fmean(float(row[y]) for row in at_once) for at_once in together],
+        [fmean(float(row[x]) for row in evaluation) for evaluation in evaluations],
+        [fmean(float(row[y]) for row in evaluation) for evaluation in evaluations],
     )
 
 
 def times_to(rows: Rows, score: str, target: float, *, is_high: bool) -> list[float]:
-    """When the score of each seed was as good as the target; NaN: never."""
+    """Return when the score of each seed first reached the target, in seconds; NaN if never."""
     return [
-        _at([float(row["seconds"]) for row in own], place)
+        _interpolate([float(row["seconds"]) for row in own], index)
         for own in _by_seed(rows)
-        for place in [crossing([float(row[score]) for row in own], target, is_high=is_high)]
+        for index in [crossing([float(row[score]) for row in own], target, is_high=is_high)]
     ]
 
 
@@ -40,36 +40,38 @@ def _by_seed(rows: Rows) -> list[Rows]:
     return [[row for row in rows if row["seed"] == seed] for seed in seeds]
 
 
-class Moment(NamedTuple):
-    """When something happened in a trial; all are NaN where it did not."""
+class CurvePoint(NamedTuple):
+    """When a trial reached a target; all values are NaN if it never did."""
 
     seconds: float
     updates: float
     epochs: float
 
 
-def reached(rows: Sequence[Row], accuracy: float) -> Moment:
-    """When there was such an accuracy first."""
-    place = crossing([row.scores["accuracy"] for row in rows], accuracy, is_high=True)
+def first_reached(rows: Sequence[Row], accuracy: float) -> CurvePoint:
+    """Return when a trial first had this accuracy."""
+    index = crossing([row.scores["accuracy"] for row in rows], accuracy, is_high=True)
     seconds, updates, epochs = zip(*(row[:3] for row in rows), strict=True)
-    return Moment(_at(seconds, place), _at(updates, place), _at(epochs, place))
+    return CurvePoint(
+        _interpolate(seconds, index), _interpolate(updates, index), _interpolate(epochs, index)
+    )
 
 
 def crossing(values: Sequence[float], target: float, *, is_high: bool) -> float:
-    """The first place with such a value, in a straight line between two of them; NaN: nowhere.
+    """Return the fractional index at which the values first reach the target; NaN if never.
 
-    `is_high`: more is better.
+    Between two values the curve is a straight line. `is_high`: higher values are better.
     """
     sign = 1 if is_high else -1
     wanted, better = sign * target, [sign * value for value in values]
     if better[0] >= wanted:
         return 0.0
-    for place, (low, high) in enumerate(pairwise(better)):
+    for index, (low, high) in enumerate(pairwise(better)):
         if high >= wanted:
-            return place + (wanted - low) / (high - low)
+            return index + (wanted - low) / (high - low)
     return nan
 
 
-def _at(values: Sequence[float], place: float) -> float:
-    """What lies at a place between two of the values."""
-    return nan if isnan(place) else float(np.interp(place, range(len(values)), values))
+def _interpolate(values: Sequence[float], index: float) -> float:
+    """Return the value at a fractional index; NaN for NaN."""
+    return nan if isnan(index) else float(np.interp(index, range(len(values)), values))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Is it the same for other models? A language model of two kinds, a GAN, and a policy that plays.
+"""Do other models behave the same? Two kinds of language model, a GAN, and a CartPole policy.
 
-All rules use as much data, on the same machines, and Adam. The learning rate of each is the best of
-four, for the GAN of seven, on average over all seeds with half of the data: around one that goes
-with the square root of the gradients of an update.
+All rules use the same amount of data on the same workers, and Adam. The learning rate of each is
+the best of four (seven for the GAN) by the mean over all seeds with half of the data. They are
+multiples of a rate proportional to the square root of the gradients per update.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,22 +11,31 @@ from dataclasses import dataclass
 from itertools import product
 from math import sqrt
 from statistics import fmean
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from matplotlib.figure import Figure
-
-from paceline.lab.data import mnist, text
+from paceline.lab.data import mnist, shakespeare
 from paceline.lab.experiment import Experiment, Lab, Tables
 from paceline.lab.experiments.curves import mean_curve
-from paceline.lab.experiments.rows import curve_rows, end_row
-from paceline.lab.experiments.settings import CHEN, FACTORS, finite, picked, seeds_of, spread
-from paceline.lab.experiments.tuning import Badness, edges, highest, lowest, tuned
+from paceline.lab.experiments.settings import CHEN, FACTORS
+from paceline.lab.experiments.tables import (
+    column,
+    curve_rows,
+    final_row,
+    finite,
+    mean_and_sd,
+    seed_count,
+)
+from paceline.lab.experiments.tuning import Penalty, edge_note, prefer_high, prefer_low, tune
+from paceline.lab.plotting import new_figure
 from paceline.lab.problem import Problem
 from paceline.lab.problems.cartpole import CartPole
 from paceline.lab.problems.gan import DrawnDigits
-from paceline.lab.problems.text import Shakespeare
+from paceline.lab.problems.shakespeare import Shakespeare
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Trial, gradients_of
+from paceline.lab.trial import Trial, gradients_per_update
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["MODELS"]
 
@@ -35,23 +44,23 @@ RULES = ("sync", "backup:1", "softsync:4", "async")
 
 
 @dataclass(frozen=True)
-class Task:
-    """A model, and what it learns."""
+class LearningTask:
+    """A model, what it learns, and how it is trained."""
 
-    problem: Callable[[Lab, int], Problem]  # for a seed
-    rate: float  # of an update of all workers
+    problem: Callable[[Lab, int], Problem]  # from a seed
+    rate: float  # if all workers contribute to an update
     epochs: float
     score: str
     unit: str
     is_high: bool = False
-    """Whether more is better."""
+    """Whether a higher score is better."""
     factors: Sequence[float] = FACTORS
-    """Of the rate, that are tried."""
+    """Multiples of the rate to try."""
 
     @property
-    def badness(self) -> Badness:
-        """By which rates are chosen."""
-        return (highest if self.is_high else lowest)(self.score)
+    def penalty(self) -> Penalty:
+        """The criterion for the best rate."""
+        return (prefer_high if self.is_high else prefer_low)(self.score)
 
 
 def _text(model: Literal["lstm", "transformer"], width: int) -> Callable[[Lab, int], Problem]:
@@ -61,14 +70,14 @@ def _text(model: Literal["lstm", "transformer"], width: int) -> Callable[[Lab, i
 
 
 TASKS = {
-    "LSTM": Task(_text("lstm", 64), 0.02, 1.0, "bits", "bits per character"),
-    "transformer": Task(_text("transformer", 32), 0.02, 0.7, "bits", "bits per character"),
-    "GAN": Task(
+    "LSTM": LearningTask(_text("lstm", 64), 0.02, 1.0, "bits", "bits per character"),
+    "transformer": LearningTask(_text("transformer", 32), 0.02, 0.7, "bits", "bits per character"),
+    "GAN": LearningTask(
         lambda lab, seed: DrawnDigits(batch=16, seed=seed, data=lab.data),
         *(0.003, 2.0, "distance", "Fréchet distance"),
-        factors=(0.01, 0.03, *FACTORS, 10.0),  # each rule likes another
+        factors=(0.01, 0.03, *FACTORS, 10.0),  # rules differ widely in their best rate
     ),
-    "CartPole": Task(
+    "CartPole": LearningTask(
         lambda lab, seed: CartPole(batch=4, seed=seed),
         *(0.03, 3.0, "return", "mean return, 200 at most", True),
     ),
@@ -76,8 +85,8 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is tried."""
+class ModelCase:
+    """One training run."""
 
     task: str
     policy: str
@@ -87,22 +96,22 @@ class Case:
 
     @property
     def rate(self) -> float:
-        """Of the optimizer."""
-        gradients = gradients_of(self.policy, WORKERS)
+        """The learning rate."""
+        gradients = gradients_per_update(self.policy, WORKERS)
         return TASKS[self.task].rate * sqrt(gradients / WORKERS) * self.factor
 
     @property
     def score(self) -> str:
-        """What it is judged by."""
+        """The name of the score."""
         return TASKS[self.task].score
 
     @property
-    def about(self) -> dict[str, float | str]:
-        """Its columns in tables."""
+    def key(self) -> dict[str, float | str]:
+        """The columns that identify it in tables."""
         return {"task": self.task, "rule": self.policy, "rate": self.rate, "seed": self.seed}
 
     def trial(self, lab: Lab) -> Trial:
-        """The same as a trial."""
+        """Return the trial."""
         task = TASKS[self.task]
         return Trial(
             problem=task.problem(lab, self.seed),
@@ -116,34 +125,34 @@ class Case:
 
 
 def measure(lab: Lab) -> Tables:
-    """Find the rates, then train with them."""
+    """Find the best rates, then train with them."""
     share = 0.1 if lab.quick else 1.0
     policies = ("sync", "async") if lab.quick else RULES
     pairs = list(product(TASKS, policies))
 
-    def trying(pair: tuple[str, str], factor: float, seed: int) -> Case:
-        return Case(*pair, factor, seed, share if lab.quick else share / 2)
+    def trying(pair: tuple[str, str], factor: float, seed: int) -> ModelCase:
+        return ModelCase(*pair, factor, seed, share if lab.quick else share / 2)
 
-    best, found = tuned(
+    best, found = tune(
         lab,
         lab.seeds,
         {pair: (1.0,) if lab.quick else TASKS[pair[0]].factors for pair in pairs},
         lambda *case: trying(*case).trial(lab),
-        lambda pair, outcome: TASKS[pair[0]].badness(pair, outcome),
+        lambda pair, result: TASKS[pair[0]].penalty(pair, result),
     )
-    cases = [Case(*pair, best[pair], seed, share) for pair, seed in product(pairs, lab.seeds)]
-    done = dict(zip(cases, lab.outcomes([case.trial(lab) for case in cases]), strict=True))
+    cases = [ModelCase(*pair, best[pair], seed, share) for pair, seed in product(pairs, lab.seeds)]
+    done = dict(zip(cases, lab.run([case.trial(lab) for case in cases]), strict=True))
     return {
         "rates": [
-            end_row(case.about, outcome, score=case.score)
-            for key, outcome in found.items()
+            final_row(case.key, result, score=case.score)
+            for key, result in found.items()
             for case in [trying(*key)]
         ],
-        "final": [end_row(case.about, outcome, score=case.score) for case, outcome in done.items()],
+        "final": [final_row(case.key, result, score=case.score) for case, result in done.items()],
         "curves": [
             row
-            for case, outcome in done.items()
-            for row in curve_rows(case.about, outcome, score=case.score)
+            for case, result in done.items()
+            for row in curve_rows(case.key, result, score=case.score)
         ],
     }
 
@@ -152,18 +161,18 @@ def _rules(tables: Tables) -> list[str]:
     return list(dict.fromkeys(str(row["rule"]) for row in tables["final"]))
 
 
-def draw(tables: Tables) -> Figure:
-    """The score against time, one panel for each task."""
+def draw(tables: Tables) -> "Figure":
+    """Draw the score against time, one panel per task."""
     rows = tables["curves"]
-    figure = Figure(figsize=(4 * len(TASKS), 4), layout="constrained")
+    figure = new_figure(4 * len(TASKS), 4)
     panels = figure.subplots(1, len(TASKS), squeeze=False)[0]
     for axes, (name, task) in zip(panels, TASKS.items(), strict=True):
         for number, rule in enumerate(_rules(tables)):
             own = [row for row in rows if row["task"] == name and row["rule"] == rule]
             axes.plot(*mean_curve(own, "seconds", "score"), f"C{number}.-", label=rule)
-        scores = picked(rows, "score", task=name)
-        if not task.is_high:  # the beginning is far away
-            ends = finite(picked(tables["final"], "score", task=name))
+        scores = column(rows, "score", task=name)
+        if not task.is_high:  # the first scores are far off the scale
+            ends = finite(column(tables["final"], "score", task=name))
             least = min(scores)
             axes.set_ylim(0.95 * least, max([least + 0.4 * (max(scores) - least), *ends]))
         axes.set(xlabel="virtual time (s)", ylabel=task.unit, title=name)
@@ -172,35 +181,36 @@ def draw(tables: Tables) -> Figure:
     return figure
 
 
-def tell(tables: Tables) -> str:
-    """Put it into words."""
+def describe(tables: Tables) -> str:
+    """Summarize the tables in words."""
     rows = tables["final"]
     parts = []
     for name, task in TASKS.items():
-        described = []
+        results = []
         for rule in _rules(tables):
-            score = spread(picked(rows, "score", task=name, rule=rule))
-            seconds = fmean(picked(rows, "seconds", task=name, rule=rule))
-            rate = picked(rows, "rate", task=name, rule=rule)[0]
-            described.append(f"{rule} {score} after {seconds:.0f} s (rate {rate:.2g})")
-        better = "more is better" if task.is_high else "less is better"
-        parts.append(f"{name}, {task.unit}, {better}: " + ", ".join(described))
+            score = mean_and_sd(column(rows, "score", task=name, rule=rule))
+            seconds = fmean(column(rows, "seconds", task=name, rule=rule))
+            rate = column(rows, "rate", task=name, rule=rule)[0]
+            results.append(f"{rule} {score} after {seconds:.0f} s (rate {rate:.2g})")
+        better = "higher is better" if task.is_high else "lower is better"
+        parts.append(f"- {name}, {task.unit}, {better}: " + ", ".join(results))
+    lines = "\n".join(parts)
     return (
-        f"{WORKERS} workers, {seeds_of(rows)}, as much data for every rule, its best rate in "
-        f"brackets. {'. '.join(parts)}.{edges(tables['rates'], rows, 'task', 'rule')}"
+        f"{WORKERS} workers, {seed_count(rows)}, the same data for every rule; the best rate of "
+        f"each is in parentheses.{edge_note(tables['rates'], rows, 'task', 'rule')}\n\n{lines}"
     )
 
 
 MODELS = Experiment(
     name="models",
-    question="Is it the same for other kinds of models?",
+    question="Do other kinds of models behave the same?",
     expected=(
-        "Chen et al. (first version) for a language model: synchronous training takes rates a "
-        "hundred times larger without explosions. For GANs and policy gradients there is no "
-        "number in the papers."
+        "Chen et al. (first version) for a language model: synchronous training tolerates rates a "
+        "hundred times larger without diverging. The papers have no numbers for GANs and policy "
+        "gradients."
     ),
     measure=measure,
     draw=draw,
-    tell=tell,
-    needs=(*mnist.SOURCES, *text.SOURCES),
+    describe=describe,
+    needs=(*mnist.SOURCES, *shakespeare.SOURCES),
 )

@@ -1,30 +1,35 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Does staleness hurt? The error of the paper's MNIST CNN against the mean staleness of gradients.
 
-Staleness comes from asynchronous training itself: of W workers each gradient is W-1 updates old, on
-average. With the ramp, workers come in one after the other while the first eighth of the data is
-used, as the paper lets staleness grow over the first 3 of 25 epochs. Mini-batches are small, so
-that one epoch has as many updates as eight of the paper's would have with mini-batches of 32: what
-staleness does depends on updates. Every staleness has the best of three rates, with the first seed;
-the paper, too, takes smaller ones from a staleness of 20 on.
+Staleness comes from asynchronous training itself: with W workers, a gradient is W-1 updates old on
+average. With the ramp, workers join one after the other while the first eighth of the data is used;
+the paper likewise lets staleness grow over the first 3 of 25 epochs. What staleness does depends on
+the number of updates. So mini-batches are small, and one epoch has as many updates as eight epochs
+with the paper's mini-batches of 32. Each staleness gets the best of three rates, chosen with the
+first seed; the paper also uses smaller rates from a staleness of 20 on.
 """
 
 from itertools import product
 from math import nan
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.settings import CHEN, finite, picked, seeds_of, spread
-from paceline.lab.experiments.tuning import edges, highest, tuned
+from paceline.lab.experiments.settings import CHEN
+from paceline.lab.experiments.tables import column, finite, mean_and_sd, seed_count
+from paceline.lab.experiments.tuning import edge_note, prefer_high, tune
+from paceline.lab.plotting import new_figure
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Trial, TrialResult
 from paceline.latency import parse_latency
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["STALENESS"]
 
@@ -34,11 +39,11 @@ LAYERS, LAYER_WORKERS, CYCLES = 18, 40, 400
 WITH, WITHOUT = "with ramp", "without ramp"
 PAPER = {0: 0.37, 10: 0.36, 20: 0.47, 50: 0.52, 100: 0.79, 125: 1.35}
 """Error (%) by staleness, with the ramp, read off figure 2 of Chen et al."""
-GUESSING = 90.0  # % of wrong answers
+CHANCE_ERROR = 90.0  # % of wrong answers from a model that guesses
 
 
-class Case(NamedTuple):
-    """What is tried."""
+class StalenessCase(NamedTuple):
+    """One training run."""
 
     staleness: int
     ramp: bool
@@ -47,42 +52,43 @@ class Case(NamedTuple):
 
 
 def measure(lab: Lab) -> Tables:
-    """Train with every staleness, with and without the ramp, at the rate that is best for it."""
+    """Train with every staleness, with and without the ramp, at the best rate of each."""
     levels = (0, 40) if lab.quick else (0, 10, 20, 50, 100, 125)
     without_ramp = () if lab.quick else (10, 50, 125)
     kinds = [(level, True) for level in levels] + [(level, False) for level in without_ramp]
-    best, found = tuned(
+    best, found = tune(
         lab,
         lab.seeds[:1],
         dict.fromkeys(kinds, (0.01,) if lab.quick else RATES),
         lambda kind, rate, seed: _trial(lab, *kind, rate, seed),
-        highest("accuracy"),
+        prefer_high("accuracy"),
     )
-    cases = [Case(*kind, best[kind], seed) for kind, seed in product(kinds, lab.seeds)]
-    outcomes = lab.outcomes([_trial(lab, *case) for case in cases])
+    cases = [StalenessCase(*kind, best[kind], seed) for kind, seed in product(kinds, lab.seeds)]
+    results = lab.run([_trial(lab, *case) for case in cases])
     return {
         "rates": [
-            _row(Case(*kind, rate, seed), outcome) for (kind, rate, seed), outcome in found.items()
+            _row(StalenessCase(*kind, rate, seed), result)
+            for (kind, rate, seed), result in found.items()
         ],
-        "error": [_row(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)],
+        "error": [_row(case, result) for case, result in zip(cases, results, strict=True)],
         "layers": _layers(),
     }
 
 
-def _error(outcome: Outcome) -> float:
-    """In percent, at the end; NaN where there is none."""
-    return 100 * (1 - outcome.last("accuracy"))
+def _error(result: TrialResult) -> float:
+    """Return the final error in percent; NaN if the training diverged."""
+    return 100 * (1 - result.last("accuracy"))
 
 
-def _row(case: Case, outcome: Outcome) -> dict[str, float | str]:
+def _row(case: StalenessCase, result: TrialResult) -> dict[str, float | str]:
     return {
         "staleness": case.staleness,
         "ramp": WITH if case.ramp else WITHOUT,
         "rate": case.rate,
         "seed": case.seed,
-        "measured_staleness": outcome.staleness,
-        "diverged": "yes" if outcome.is_diverged else "no",
-        "error_percent": _error(outcome),
+        "measured_staleness": result.staleness,
+        "diverged": "yes" if result.is_diverged else "no",
+        "error_percent": _error(result),
     }
 
 
@@ -92,7 +98,7 @@ def _trial(lab: Lab, level: int, ramp: bool, rate: float, seed: int) -> Trial:
     updates = epochs * problem.samples / problem.batch
     return Trial(
         problem=problem,
-        # The average reaches back over a fifth of the updates, as the paper's 0.9999 does.
+        # The average spans a fifth of the updates, as the paper's 0.9999 does.
         recipe=Recipe(rate, fall_from=0.6, ema=1 - 5 / updates),
         policy="async",
         workers=level + 1,
@@ -104,7 +110,7 @@ def _trial(lab: Lab, level: int, ramp: bool, rate: float, seed: int) -> Trial:
 
 
 def _ramp(workers: int, updates: float) -> str:
-    """Faults that let the workers come one after the other, each after as many updates."""
+    """Return faults that let workers join one by one, after equal numbers of updates."""
     mean_s = parse_latency(CHEN).mean(0)
     each = RAMP * updates / workers
     faults, time = [], 0.0
@@ -115,22 +121,23 @@ def _ramp(workers: int, updates: float) -> str:
 
 
 def _layers() -> Rows:
-    """Staleness by layer, where each is read when the forward pass comes to it.
+    """Return the staleness by layer, if the forward pass reads each layer when it gets there.
 
-    A forward pass takes a third of the time. The gradient of a layer leaves when the backward pass
-    has come to it, and is applied at once.
+    The forward pass takes a third of the time. The gradient of a layer is sent when the backward
+    pass has computed it, and is applied at once.
     """
     rng = np.random.default_rng(0)
     times = rng.lognormal(0.0, 0.1, (LAYER_WORKERS, CYCLES))
     ends = np.cumsum(times, axis=1) + rng.random((LAYER_WORKERS, 1))
-    begins = ends - times * (1 - 1e-9)  # after the own gradient of before has been applied
-    inside = (begins > begins[:, 0].max()) & (ends < ends[:, -1].min())  # while all are at work
+    begins = ends - times * (1 - 1e-9)  # after the worker's previous gradient was applied
+    inside = (begins > begins[:, 0].max()) & (ends < ends[:, -1].min())  # all workers are busy
     rows: Rows = []
     for layer in range(LAYERS + 1):
-        read = begins + times / 3 * layer / (LAYERS + 1)
-        left = ends - times * 2 / 3 * layer / (LAYERS + 1)
-        ordered = np.sort(left, axis=None)
-        stale = np.searchsorted(ordered, left[inside]) - np.searchsorted(ordered, read[inside])
+        read_at = begins + times / 3 * layer / (LAYERS + 1)
+        sent_at = ends - times * 2 / 3 * layer / (LAYERS + 1)
+        ordered = np.sort(sent_at, axis=None)
+        applied = np.searchsorted(ordered, sent_at[inside])
+        stale = applied - np.searchsorted(ordered, read_at[inside])
         rows.append(
             {
                 "layer": layer,
@@ -145,33 +152,14 @@ def _layers() -> Rows:
 
 
 def _errors(rows: Rows, level: float, ramp: str) -> list[float]:
-    return picked(rows, "error_percent", staleness=level, ramp=ramp)
+    return column(rows, "error_percent", staleness=level, ramp=ramp)
 
 
-def draw(tables: Tables) -> Figure:
-    """Error against staleness; staleness against the layer."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+def draw(tables: Tables) -> "Figure":
+    """Draw the error against staleness, and staleness against the layer."""
+    figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
-    rows = tables["error"]
-    for ramp, style in ((WITH, "o-"), (WITHOUT, "s--")):
-        levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == ramp})
-        if levels:
-            errors = [finite(_errors(rows, level, ramp)) or [nan] for level in levels]
-            means = [fmean(own) for own in errors]
-            spans = [
-                [m - min(e) for m, e in zip(means, errors, strict=True)],
-                [max(e) - m for m, e in zip(means, errors, strict=True)],
-            ]
-            label = f"{ramp}; bars: all seeds"
-            left.errorbar(levels, means, spans, fmt=style, capsize=3, label=label)
-    if diverged := picked(rows, "staleness", diverged="yes"):
-        left.plot(diverged, [GUESSING] * len(diverged), "kx", label="diverged")
-    left.plot(*zip(*PAPER.items(), strict=True), ".:", color="grey", label="the paper's, with ramp")
-    left.set(xlabel="mean staleness (updates)", ylabel="test error (%)", yscale="log")
-    left.set_title("MNIST CNN, asynchronous")
-    left.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
-    left.minorticks_off()
-    left.legend(frameon=False)
+    _draw_errors(left, tables["error"])
     layers = tables["layers"]
     right.plot(
         [row["layer"] for row in layers], [row["mean"] for row in layers], "o-", label="mean"
@@ -190,26 +178,48 @@ def draw(tables: Tables) -> Figure:
     return figure
 
 
+def _draw_errors(axes: "Axes", rows: Rows) -> None:
+    for ramp, style in ((WITH, "o-"), (WITHOUT, "s--")):
+        levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == ramp})
+        if levels:
+            errors = [finite(_errors(rows, level, ramp)) or [nan] for level in levels]
+            means = [fmean(own) for own in errors]
+            spans = [
+                [m - min(e) for m, e in zip(means, errors, strict=True)],
+                [max(e) - m for m, e in zip(means, errors, strict=True)],
+            ]
+            label = f"{ramp}; bars: all seeds"
+            axes.errorbar(levels, means, spans, fmt=style, capsize=3, label=label)
+    if diverged := column(rows, "staleness", diverged="yes"):
+        axes.plot(diverged, [CHANCE_ERROR] * len(diverged), "kx", label="diverged")
+    axes.plot(*zip(*PAPER.items(), strict=True), ".:", color="grey", label="paper, with ramp")
+    axes.set(xlabel="mean staleness (updates)", ylabel="test error (%)", yscale="log")
+    axes.set_title("MNIST CNN, asynchronous")
+    axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+
+
 def _level(rows: Rows, level: float, ramp: str) -> str:
-    rate = picked(rows, "rate", staleness=level, ramp=ramp)[0]
-    return f"{level:g}: {spread(_errors(rows, level, ramp))} (rate {rate:g})"
+    rate = column(rows, "rate", staleness=level, ramp=ramp)[0]
+    return f"{level:g}: {mean_and_sd(_errors(rows, level, ramp))} (rate {rate:g})"
 
 
-def tell(tables: Tables) -> str:
-    """Put it into words."""
+def describe(tables: Tables) -> str:
+    """Summarize the tables in words."""
     rows, layers = tables["error"], tables["layers"]
     levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITH})
     errors = "; ".join(_level(rows, level, WITH) for level in levels)
-    text = f"Test error (%) by mean staleness, with the ramp, {seeds_of(rows)}: {errors}."
+    text = f"Test error (%) by mean staleness, with the ramp, {seed_count(rows)}: {errors}."
     bare = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITHOUT})
     if bare:
         without = "; ".join(_level(rows, level, WITHOUT) for level in bare)
-        text += f" Without it: {without}."
-    text += edges(tables["rates"], rows, "staleness", "ramp")
+        text += f" Without the ramp: {without}."
+    text += edge_note(tables["rates"], rows, "staleness", "ramp")
     bottom, top = layers[0], layers[-1]
     return (
-        f"{text} By layer, {LAYER_WORKERS} workers: {float(bottom['mean']):.1f} updates at the "
-        f"bottom, {float(top['mean']):.1f} at the top."
+        f"{text}\n\nStaleness by layer, simulated with {LAYER_WORKERS} workers: "
+        f"{float(bottom['mean']):.1f} updates at the bottom, {float(top['mean']):.1f} at the top."
     )
 
 
@@ -218,11 +228,11 @@ STALENESS = Experiment(
     question="Does staleness hurt, and how much?",
     expected=(
         "Chen et al., figure 2: 0.37 % test error without staleness, 0.36 % at 10, 0.47 % at 20, "
-        "about 0.5 % at 50, 0.8 % at 100, 1.35 % at 125; the ramp matters beyond 15. Bottom layers "
-        "are the stalest (table 1: 39 against 14.5 updates at the top, 40 workers)."
+        "about 0.5 % at 50, 0.8 % at 100, 1.35 % at 125. The ramp matters beyond 15. Bottom layers "
+        "are the stalest (table 1, 40 workers: 39 updates, against 14.5 at the top)."
     ),
     measure=measure,
     draw=draw,
-    tell=tell,
+    describe=describe,
     needs=mnist.SOURCES,
 )

@@ -1,26 +1,38 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What do the rules cost the network? Bytes for each sample that counts, and to reach a target.
+"""How much network traffic does each rule cause, per sample that counts and to reach a target?
 
-A worker pulls the parameters for each piece of work, and pushes each gradient that it has finished;
-what was cancelled has been pulled and is not pushed. Both have the size of the model. `finish`:
-late work is finished, pushed, and then dropped, as in Chen et al.
+A worker pulls the parameters for each assignment, and pushes each gradient that it finishes. A
+cancelled assignment has been pulled but isn't pushed. Both transfers have the size of the model.
+`finish` means that late work is finished, pushed and then dropped, as in Chen et al.
 """
 
 from collections import Counter
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
 from torch import nn
 
 from paceline.core.events import Fate
 from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.race import BATCH, WORKERS, Entrant, digits, outcome_words, race
-from paceline.lab.experiments.settings import CHEN, finite, picked, seeds_of, spread
-from paceline.lab.experiments.tuning import edges
+from paceline.lab.experiments.race_to_target import (
+    BATCH,
+    WORKERS,
+    Entrant,
+    digits_problem,
+    race,
+    seconds_text,
+)
+from paceline.lab.experiments.settings import CHEN
+from paceline.lab.experiments.tables import column, finite, mean_and_sd, seed_count
+from paceline.lab.experiments.tuning import edge_note
+from paceline.lab.plotting import new_figure
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["TRAFFIC"]
 
@@ -41,36 +53,37 @@ QUICK = (ENTRANTS[0], ENTRANTS[3], ENTRANTS[4])
 
 
 def measure(lab: Lab) -> Tables:
-    """Count what is moved, and train to know for how long."""
+    """Count transfers in a simulation, and train to find how much data the target takes."""
     entrants = QUICK if lab.quick else ENTRANTS
-    problem = digits(lab.data, 0, quick=lab.quick)
+    problem = digits_problem(lab.data, 0, quick=lab.quick)
     size = _bytes(problem.build())
-    counts = [_counted(entrant, 200 if lab.quick else 2000, size) for entrant in entrants]
-    moved = {str(row["rule"]): float(row["bytes_per_sample"]) for row in counts}
-    run = race(lab, entrants)
+    counts = [_count_transfers(entrant, 200 if lab.quick else 2000, size) for entrant in entrants]
+    per_sample = {str(row["rule"]): float(row["bytes_per_sample"]) for row in counts}
+    found = race(lab, entrants)
     final: Rows = [
-        row | {"megabytes": float(row["epochs"]) * problem.samples * moved[str(row["rule"])] / 1e6}
-        for row in run.final
+        row
+        | {"megabytes": float(row["epochs"]) * problem.samples * per_sample[str(row["rule"])] / 1e6}
+        for row in found.final
     ]
-    return {"counts": counts, "tried": run.tried, "race": final}
+    return {"counts": counts, "tried": found.tried, "race": final}
 
 
 def _bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def _counted(entrant: Entrant, cycles: int, size: int) -> dict[str, float | str]:
-    """Pulls and pushes for each gradient that counts, from a simulation."""
+def _count_transfers(entrant: Entrant, cycles: int, size: int) -> dict[str, float | str]:
+    """Count pulls and pushes per gradient that counts, in a simulation."""
     steps = cycles * WORKERS // entrant.gradients
     spec = RunSpec(workers=WORKERS, steps=steps, late=entrant.late)
     trace = simulate(entrant.policy, Cluster.parse(entrant.latency, batch=BATCH), spec)
     fates: Counter[Fate] = Counter()
-    version: dict[int, int] = {}  # that a worker has
+    held_version: dict[int, int] = {}  # by worker
     again = 0
     for gradient in trace.gradients():
         fates[gradient.fate] += 1
-        again += version.get(gradient.worker) == gradient.version
-        version[gradient.worker] = gradient.version
+        again += held_version.get(gradient.worker) == gradient.version
+        held_version[gradient.worker] = gradient.version
     used, pulls = fates[Fate.ACCEPTED], fates.total()
     pushes = pulls - fates[Fate.CANCELLED]
     return {
@@ -84,66 +97,71 @@ def _counted(entrant: Entrant, cycles: int, size: int) -> dict[str, float | str]
     }
 
 
-def draw(tables: Tables) -> Figure:
-    """Bytes for a sample, and to the target."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+def draw(tables: Tables) -> "Figure":
+    """Draw transfers per gradient, and megabytes to the target."""
+    figure = new_figure(11, 4.2)
     left, right = figure.subplots(1, 2)
     counts = tables["counts"][::-1]
     rules = [str(row["rule"]) for row in counts]
-    places = range(len(rules))
-    begun = [0.0] * len(rules)
-    for column, label in (("pulls", "pulled"), ("pushes", "pushed")):
-        values = [float(row[column]) for row in counts]
-        left.barh(places, values, left=begun, alpha=0.7, label=label)
-        begun = [a + b for a, b in zip(begun, values, strict=True)]
-    left.set(xlabel="sizes of the model moved, for each gradient that counts")
+    positions = range(len(rules))
+    begins = [0.0] * len(rules)
+    for name, label in (("pulls", "pulled"), ("pushes", "pushed")):
+        values = [float(row[name]) for row in counts]
+        left.barh(positions, values, left=begins, alpha=0.7, label=label)
+        begins = [a + b for a, b in zip(begins, values, strict=True)]
+    left.set(xlabel="transfers of the model per gradient that counts")
     left.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    for place, rule in enumerate(rules):
-        values = finite(picked(tables["race"], "megabytes", rule=rule))
-        right.barh(place, fmean(values or [0.0]), color="C2", alpha=0.5)
-        right.plot(values, [place] * len(values), "k.", markersize=4)
+    for position, rule in enumerate(rules):
+        values = finite(column(tables["race"], "megabytes", rule=rule))
+        right.barh(position, fmean(values or [0.0]), color="C2", alpha=0.5)
+        right.plot(values, [position] * len(values), "k.", markersize=4)
     target = float(tables["race"][0]["target"])
-    right.set(xlabel=f"megabytes moved until {target:.0%} are right (dots: seeds)", xlim=(0, None))
+    right.set(xlabel=f"megabytes transferred to {target:.0%} accuracy (dots: seeds)")
+    right.set(xlim=(0, None))
     for axes in (left, right):
-        axes.set_yticks(places, rules)
+        axes.set_yticks(positions, rules)
         axes.grid(alpha=0.3, axis="x")
     return figure
 
 
-def tell(tables: Tables) -> str:
-    """Put it into words."""
+def describe(tables: Tables) -> str:
+    """Summarize the tables in words."""
     counts, rows = tables["counts"], tables["race"]
-    parts = []
+    target = f"{float(rows[0]['target']):.0%}"
+    lines = [
+        "Per gradient that counts, with a model of "
+        f"{float(counts[0]['model_bytes']) / 1e3:.0f} kB and {BATCH} samples; and in total to "
+        f"{target} accuracy, {seed_count(rows)}:\n"
+    ]
     for row in counts:
-        megabytes = spread(picked(rows, "megabytes", rule=str(row["rule"])), 0)
-        parts.append(
-            f"{row['rule']} {float(row['pulls']):.2f} pulls and {float(row['pushes']):.2f} pushes, "
-            f"{float(row['bytes_per_sample']) / 1e3:.1f} kB a sample, {megabytes} MB"
+        megabytes = mean_and_sd(column(rows, "megabytes", rule=str(row["rule"])), 0)
+        lines.append(
+            f"- {row['rule']}: {float(row['pulls']):.2f} pulls and {float(row['pushes']):.2f} "
+            f"pushes, {float(row['bytes_per_sample']) / 1e3:.1f} kB per sample, {megabytes} MB"
         )
-    spared = "".join(
-        f" Of the pulls of {row['rule']}, {float(row['pulled_again']):.2f} for each gradient are "
-        "of a version that the worker has already, and can be spared."
+    avoidable = "".join(
+        f"Under {row['rule']}, {float(row['pulled_again']):.2f} of the pulls per gradient fetch a "
+        "version that the worker already holds, and could be avoided. "
         for row in counts
         if float(row["pulled_again"]) > 0.01
     )
-    return (
-        f"For each gradient that counts (a model of {float(counts[0]['model_bytes']) / 1e3:.0f} kB,"
-        f" {BATCH} samples), and to {float(rows[0]['target']):.0%} with {seeds_of(rows)}: "
-        f"{'; '.join(parts)}.{spared} Seconds to the target: {outcome_words(rows)}."
-        f"{edges(tables['tried'], rows, 'rule')}"
+    lines.append(
+        f"\n{avoidable}Seconds to the target: {seconds_text(rows)}."
+        f"{edge_note(tables['tried'], rows, 'rule')}"
     )
+    return "\n".join(lines)
 
 
 TRAFFIC = Experiment(
     name="traffic",
-    question="What do the rules cost the network?",
+    question="How much network traffic does each rule cause?",
     expected=(
-        "By counting: sync and asynchronous rules move the parameters and a gradient once for each "
-        "gradient that counts; backup:b pulls (N+b)/N times as often, and pushes as often, too, if "
-        "late work is finished; with cancelling nothing is pushed in vain."
+        "By counting: sync and the asynchronous rules transfer the parameters and one gradient for "
+        "each gradient that counts. backup:b pulls (N+b)/N times as often; if late work is "
+        "finished, it also pushes that often. If late work is cancelled, no push is wasted."
     ),
     measure=measure,
     draw=draw,
-    tell=tell,
+    describe=describe,
     needs=mnist.SOURCES,
 )

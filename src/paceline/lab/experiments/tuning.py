@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Finding the learning rate of each rule: all of some are tried, the best is taken."""
+"""Find the learning rate of each rule: try several, and take the best."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
@@ -7,64 +7,69 @@ from statistics import fmean
 from typing import TypeVar
 
 from paceline.lab.experiment import Lab, Rows
-from paceline.lab.experiments.settings import picked
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.experiments.tables import column
+from paceline.lab.trial import Trial, TrialResult
 
-__all__ = ["Badness", "edges", "highest", "lowest", "tuned"]
+__all__ = ["Penalty", "edge_note", "prefer_high", "prefer_low", "tune"]
 
 Key = TypeVar("Key", bound=Hashable)
 Choice = TypeVar("Choice", bound=Hashable)
-Badness = Callable[[object, Outcome], tuple[float, ...]]
+Penalty = Callable[[object, TrialResult], tuple[float, ...]]
+"""A tuple that is smaller for better results."""
 
 
-def tuned(
+def tune(
     lab: Lab,
     seeds: Sequence[int],
     choices: Mapping[Key, Sequence[Choice]],
     trial: Callable[[Key, Choice, int], Trial],
-    badness: Callable[[Key, Outcome], tuple[float, ...]],
-) -> tuple[dict[Key, Choice], dict[tuple[Key, Choice, int], Outcome]]:
-    """The choice that is best for each key, on average over seeds; and what came of all of them."""
+    penalty: Callable[[Key, TrialResult], tuple[float, ...]],
+) -> tuple[dict[Key, Choice], dict[tuple[Key, Choice, int], TrialResult]]:
+    """Return the best choice of each key by its mean penalty over the seeds, and all results."""
     cases = [
         (key, choice, seed) for key, own in choices.items() for choice in own for seed in seeds
     ]
-    found = dict(zip(cases, lab.outcomes([trial(*case) for case in cases]), strict=True))
+    found = dict(zip(cases, lab.run([trial(*case) for case in cases]), strict=True))
 
-    def mean_badness(key: Key, choice: Choice) -> tuple[float, ...]:
-        each = [badness(key, found[key, choice, seed]) for seed in seeds]
+    def mean_penalty(key: Key, choice: Choice) -> tuple[float, ...]:
+        each = [penalty(key, found[key, choice, seed]) for seed in seeds]
         return tuple(map(fmean, zip(*each, strict=True)))
 
     best = {
-        key: min(own, key=lambda choice: mean_badness(key, choice)) for key, own in choices.items()
+        key: min(own, key=lambda choice: mean_penalty(key, choice)) for key, own in choices.items()
     }
     return best, found
 
 
-def highest(score: str) -> Badness:
-    """The higher it is in the end, the better."""
-    return lambda _, outcome: (inf if outcome.is_diverged else -outcome.last(score),)
+def prefer_high(score: str) -> Penalty:
+    """Return a penalty under which a higher final score is better."""
+    return lambda _, result: (inf if result.is_diverged else -result.last(score),)
 
 
-def lowest(score: str) -> Badness:
-    """The lower it is in the end, the better."""
-    return lambda _, outcome: (inf if outcome.is_diverged else outcome.last(score),)
+def prefer_low(score: str) -> Penalty:
+    """Return a penalty under which a lower final score is better."""
+    return lambda _, result: (inf if result.is_diverged else result.last(score),)
 
 
-def edges(tried: Rows, final: Rows, *columns: str) -> str:
-    """Words for where the best rate is the smallest or the largest of those that were tried.
+def edge_note(tried: Rows, final: Rows, *columns: str) -> str:
+    """Say where the best rate is the smallest or largest one tried, so another may be better.
 
-    There another one may be better. The columns tell apart whom the rates are for.
+    `columns` identify the rules, or the cases, that were tuned separately. Returns an empty string
+    if there are none.
     """
-    places: dict[str, list[str]] = {"smallest": [], "largest": []}
-    for key in dict.fromkeys(tuple(row[column] for column in columns) for row in final):
-        own = dict(zip(columns, key, strict=True))
-        rates, best = picked(tried, "rate", **own), picked(final, "rate", **own)[0]
+    names: dict[str, list[str]] = {"smallest": [], "largest": []}
+    for key in dict.fromkeys(tuple(row[name] for name in columns) for row in final):
+        where = dict(zip(columns, key, strict=True))
+        rates, best = column(tried, "rate", **where), column(final, "rate", **where)[0]
         if len(rates) > 1 and best in (min(rates), max(rates)):
-            place = "smallest" if best == min(rates) else "largest"
-            places[place].append(" ".join(_plain(value) for value in key))
-    said = [f"the {place} for {', '.join(names)}" for place, names in places.items() if names]
-    return f" Of the rates that were tried, the best is {' and '.join(said)}." if said else ""
+            edge = "smallest" if best == min(rates) else "largest"
+            names[edge].append(" ".join(_format(value) for value in key))
+    return "".join(
+        f" The best rate is the {edge} one tried for: {'; '.join(own)}."
+        for edge, own in names.items()
+        if own
+    )
 
 
-def _plain(value: float | str) -> str:
+def _format(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What if half of the machines are slow? Eight of sixteen workers take twice as long, always."""
+"""What if half of the workers are slow? Eight of sixteen always take twice as long."""
 
 from collections import Counter
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from paceline.core.events import Fate
 from paceline.lab.data import mnist
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
-from paceline.lab.experiments.race import WORKERS, Entrant, bars, outcome_words, race
-from paceline.lab.experiments.settings import CHEN, picked, seeds_of
-from paceline.lab.experiments.tuning import edges
+from paceline.lab.experiments.race_to_target import (
+    WORKERS,
+    Entrant,
+    draw_bars,
+    race,
+    seconds_text,
+)
+from paceline.lab.experiments.settings import CHEN
+from paceline.lab.experiments.tables import column, seed_count
+from paceline.lab.experiments.tuning import edge_note
+from paceline.lab.plotting import new_figure
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["UNEVEN"]
 
@@ -27,15 +37,15 @@ QUICK_RULES = ("sync", "backup:8", "batchsync:24", "async")
 
 
 def measure(lab: Lab) -> Tables:
-    """How fast the rules are, and how fast they learn."""
+    """Measure how many gradients each rule uses per second, and how fast it learns."""
     entrants = [Entrant(rule, LATENCY) for rule in (QUICK_RULES if lab.quick else RULES)]
     pace = [_pace(entrant, 200 if lab.quick else 2000) for entrant in entrants]
-    run = race(lab, entrants)
-    return {"pace": pace, "tried": run.tried, "race": run.final}
+    found = race(lab, entrants)
+    return {"pace": pace, "tried": found.tried, "race": found.final}
 
 
 def _pace(entrant: Entrant, cycles: int) -> dict[str, float | str]:
-    """From a simulation alone, without training."""
+    """Return the speed of a rule in a simulation, without training."""
     steps = cycles * WORKERS // entrant.gradients
     spec = RunSpec(workers=WORKERS, steps=steps)
     trace = simulate(entrant.policy, Cluster.parse(entrant.latency), spec)
@@ -51,56 +61,57 @@ def _pace(entrant: Entrant, cycles: int) -> dict[str, float | str]:
     }
 
 
-def draw(tables: Tables) -> Figure:
-    """How many gradients count in a second, and when the target is reached."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+def draw(tables: Tables) -> "Figure":
+    """Draw the gradients that count per second, and the time to the target."""
+    figure = new_figure(11, 4.2)
     left, right = figure.subplots(1, 2)
     pace = tables["pace"][::-1]
-    places = range(len(pace))
+    positions = range(len(pace))
     slow = [float(row["gradients_per_s"]) * float(row["from_slow"]) for row in pace]
     every = [float(row["gradients_per_s"]) for row in pace]
     fast = [a - s for a, s in zip(every, slow, strict=True)]
-    left.barh(places, fast, color="C0", alpha=0.7, label="of the fast")
-    left.barh(places, slow, left=fast, color="C1", alpha=0.7, label="of the slow")
-    left.set_yticks(places, [str(row["rule"]) for row in pace])
-    left.set(xlabel="gradients that count, in a second")
+    left.barh(positions, fast, color="C0", alpha=0.7, label="from fast workers")
+    left.barh(positions, slow, left=fast, color="C1", alpha=0.7, label="from slow workers")
+    left.set_yticks(positions, [str(row["rule"]) for row in pace])
+    left.set(xlabel="gradients that count, per second")
     left.legend(frameon=False)
     left.grid(alpha=0.3, axis="x")
-    bars(right, tables["race"])
+    draw_bars(right, tables["race"])
     return figure
 
 
-def tell(tables: Tables) -> str:
-    """Put it into words."""
+def describe(tables: Tables) -> str:
+    """Summarize the tables in words."""
     pace: Rows = tables["pace"]
     rows = tables["race"]
 
-    def words(rule: str) -> str:
+    def line(rule: str) -> str:
         update_s, every, slow = (
-            picked(pace, column, rule=rule)[0]
-            for column in ("update_s", "gradients_per_s", "from_slow")
+            column(pace, name, rule=rule)[0]
+            for name in ("update_s", "gradients_per_s", "from_slow")
         )
-        return f"{rule} {update_s:.2f} s, {every:.1f}/s, {slow:.0%}"
+        return f"- {rule}: {update_s:.2f} s, {every:.1f}/s, {slow:.0%}"
 
+    lines = "\n".join(line(str(row["rule"])) for row in pace)
     return (
-        "Time of an update, gradients that count in a second, and how many of these are of the "
-        f"slow half: {'; '.join(words(str(row['rule'])) for row in pace)}. Seconds until "
-        f"{float(rows[0]['target']):.0%} of the digits are right, {seeds_of(rows)}: "
-        f"{outcome_words(rows)}.{edges(tables['tried'], rows, 'rule')}"
+        "Time per update, gradients that count per second, and the share of them that comes from "
+        f"the slow half:\n\n{lines}\n\nSeconds to {float(rows[0]['target']):.0%} accuracy on "
+        f"digits, {seed_count(rows)}: {seconds_text(rows)}."
+        f"{edge_note(tables['tried'], rows, 'rule')}"
     )
 
 
 UNEVEN = Experiment(
     name="uneven",
-    question="What if half of the workers are twice as slow, always?",
+    question="What if half of the workers are always twice as slow?",
     expected=(
-        "Waiting for everybody goes at the pace of the slow, and so does bounded staleness; "
-        "dropping the slow half doubles the pace of sync and wastes half of the machines. Tyurin "
-        "and Richtárik: taking mini-batches from anyone at one version (batchsync) is optimal up "
-        "to a constant where all have the same data."
+        "A rule that waits for all workers runs at the speed of the slow ones, and so does bounded "
+        "staleness. Dropping the slow half doubles the speed of sync and wastes half of the "
+        "workers. Tyurin and Richtárik: taking mini-batches of one version from anyone (batchsync) "
+        "is optimal up to a constant if all workers have the same data."
     ),
     measure=measure,
     draw=draw,
-    tell=tell,
+    describe=describe,
     needs=mnist.SOURCES,
 )

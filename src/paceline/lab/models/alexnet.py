@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""AlexNet (Krizhevsky, Sutskever and Hinton 2012) on one processor, and a small one.
+"""AlexNet (Krizhevsky, Sutskever and Hinton 2012) for one device, and a small version.
 
-`AlexNet` is the single tower of Krizhevsky's paper of 2014, without response normalisation:
-61,100,840 parameters with 1000 classes, of which 58.6 million are in the three linear layers. Hence
-it has much to communicate for what it computes, which is where Daily et al. look for a gain.
+`AlexNet` is the single tower of Krizhevsky's 2014 paper, without response normalization:
+61,100,840 parameters with 1000 classes, 58.6 million of them in the three linear layers. It
+communicates a lot for what it computes, which is why Daily et al. use it.
 
 `SmallAlexNet` has the same eight layers and pools for images of 64x64 or 32x32: 999,092 parameters
-with 20 classes at 64x64, 80 % of them in the linear layers, and 26 million multiplications. Its
-first weights are He's (2015) but for the last layer's: with torch's own, it learns nothing for an
+with 20 classes at 64x64, 80 % of them in the linear layers, and 26 million multiplications. All its
+layers but the last use He initialization (2015); with torch's default it learns nothing for an
 epoch.
 
-Dropout is before the first two linear layers, as published; 0 switches it off.
+Dropout comes before the first two linear layers, as published; 0 turns it off.
 """
 
 import torch
 from torch import Tensor, nn
 
-from paceline.lab.models.weights import he_weights
+from paceline.lab.models.initialization import init_he
 
 __all__ = ["AlexNet", "SmallAlexNet"]
 
 
 class AlexNet(nn.Module):
-    """Scores of the classes, for images [B, 3, 224, 224]."""
+    """Class scores for images [B, 3, 224, 224]."""
 
     def __init__(self, classes: int = 1000, dropout: float = 0.5) -> None:
         super().__init__()
@@ -34,16 +34,16 @@ class AlexNet(nn.Module):
             *(_conv(256, 256, 3), nn.MaxPool2d(3, 2)),
         )
         self.classifier = _classifier(256 * 6 * 6, 4096, classes, dropout)
-        he_weights(self)
+        init_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        images = images.contiguous(memory_format=torch.channels_last)  # quicker
+        images = images.contiguous(memory_format=torch.channels_last)  # faster
         scores: Tensor = self.classifier(self.features(images))
         return scores
 
 
 class SmallAlexNet(AlexNet):
-    """Scores of the classes, for images [B, 3, size, size]; `width` multiplies the channels."""
+    """Class scores for images [B, 3, size, size]; `width` multiplies the channels."""
 
     def __init__(
         self, classes: int = 20, size: int = 64, width: float = 1.0, dropout: float = 0.0
@@ -58,14 +58,14 @@ class SmallAlexNet(AlexNet):
             *(_conv(b, b, 3), nn.MaxPool2d(3, 2, 1)),
         )
         self.classifier = _classifier(b * (size // 16) ** 2, wide, classes, dropout)
-        he_weights(self)
+        init_he(self)
 
 
 def _conv(
     inputs: int, outputs: int, size: int, *, stride: int = 1, padding: int | None = None
 ) -> nn.Sequential:
-    around = size // 2 if padding is None else padding
-    return nn.Sequential(nn.Conv2d(inputs, outputs, size, stride, around), nn.ReLU(inplace=True))
+    pad = size // 2 if padding is None else padding
+    return nn.Sequential(nn.Conv2d(inputs, outputs, size, stride, pad), nn.ReLU(inplace=True))
 
 
 def _classifier(inputs: int, wide: int, classes: int, dropout: float) -> nn.Sequential:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A generative adversarial network whose two players learn from one backward pass.
+"""A generative adversarial network whose two networks learn from one backward pass.
 
-Each player has its own loss, and must not learn from the other's. The discriminator is shown drawn
-images as constants, and the generator's images are judged with constants in place of the
-discriminator's parameters; so the gradient of the sum of both losses is, for each player's
-parameters, the gradient of its own. A worker's gradient is then one vector, as for any model.
+Each network has its own loss and must not learn from the other's. The discriminator sees generated
+images as constants, and for the generator's loss the discriminator's parameters are constants. So
+the gradient of the sum of both losses is, for each network, the gradient of its own loss. A
+worker's gradient is then one vector, as for any model.
 
 `mnist_gan` has 60,209 + 10,065 parameters (generator + discriminator), `digits_gan` 10,432 + 8,449.
 """
@@ -20,8 +20,8 @@ __all__ = ["Gan", "digits_gan", "mnist_gan"]
 class Gan(nn.Module):
     """A generator of images from noise [B, noise], and a discriminator that scores images.
 
-    A high score says: real. Losses are the ones of Goodfellow et al. (2014), the generator's
-    the one that does not saturate.
+    A high score means "real". The losses are those of Goodfellow et al. (2014), with the
+    non-saturating one for the generator.
     """
 
     def __init__(self, generator: nn.Module, discriminator: nn.Module, noise: int) -> None:
@@ -31,27 +31,27 @@ class Gan(nn.Module):
         self.noise = noise
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Draw images."""
+        """Generate images."""
         images: Tensor = self.generator(noise)
         return images
 
     def losses(self, real: Tensor, noise: Tensor) -> Tensor:
-        """Of each sample [B], the discriminator's and the generator's added."""
+        """Return the sum of both losses of each sample [B]."""
         discriminator, generator = self.both_losses(real, noise)
         return discriminator + generator
 
     def both_losses(self, real: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each sample [B], the discriminator's and the generator's; neither moves the other."""
-        drawn = self.generator(noise)
-        both = torch.cat([real, drawn.detach()])
-        score_of_real, score_of_drawn = self.discriminator(both).flatten().chunk(2)
+        """Return the losses [B] of discriminator and generator, with separate gradients."""
+        generated = self.generator(noise)
+        both = torch.cat([real, generated.detach()])
+        real_scores, generated_scores = self.discriminator(both).flatten().chunk(2)
         constants = {name: p.detach() for name, p in self.discriminator.named_parameters()}
-        judged = functional_call(self.discriminator, constants, drawn).flatten()
-        return softplus(-score_of_real) + softplus(score_of_drawn), softplus(-judged)
+        judged = functional_call(self.discriminator, constants, generated).flatten()
+        return softplus(-real_scores) + softplus(generated_scores), softplus(-judged)
 
 
 def mnist_gan(noise: int = 32) -> Gan:
-    """For images [B, 1, 28, 28] with values between 0 and 1."""
+    """Return a GAN for images [B, 1, 28, 28] with values between 0 and 1."""
     generator = nn.Sequential(
         *(nn.Linear(noise, 32 * 7 * 7), nn.ReLU(), nn.Unflatten(1, (32, 7, 7))),
         *(nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.ReLU()),
@@ -66,7 +66,7 @@ def mnist_gan(noise: int = 32) -> Gan:
 
 
 def digits_gan(noise: int = 16) -> Gan:
-    """For images [B, 1, 8, 8] with values between 0 and 1."""
+    """Return a GAN for images [B, 1, 8, 8] with values between 0 and 1."""
     generator = nn.Sequential(
         *(nn.Linear(noise, 128), nn.ReLU()),
         *(nn.Linear(128, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8))),

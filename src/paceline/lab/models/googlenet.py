@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""GoogLeNet (Szegedy et al. 2014), and a small one.
+"""GoogLeNet (Szegedy et al. 2014), and a small version.
 
-As published, without batch norm, but without the auxiliary heads, and without the local response
-normalisation, which has no parameters, costs time and was soon found not to help: 6,998,552
-parameters with 1000 classes.
+As published there is no batch norm. The auxiliary heads are left out, and so is local response
+normalization, which has no parameters, costs time and was soon found not to help. That leaves
+6,998,552 parameters with 1000 classes.
 
-`SmallGoogLeNet` has the same nine modules with a quarter of the channels behind a stem for images
+`SmallGoogLeNet` has the same nine modules with a quarter of the channels, behind a stem for images
 of 64x64 or 32x32: 388,708 parameters with 20 classes, and 25 million multiplications at 64x64.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from paceline.lab.models.weights import he_weights
+from paceline.lab.models.initialization import init_he
 
 __all__ = ["GoogLeNet", "SmallGoogLeNet"]
 
-MODULES = (  # channels of 1x1; of 1x1 before 3x3, and 3x3; before 5x5, and 5x5; after the pool
+MODULES = (  # channels: 1x1; 1x1 before 3x3, 3x3; 1x1 before 5x5, 5x5; after the pool
     (64, 96, 128, 16, 32, 32),
     (128, 128, 192, 32, 96, 64),
-    None,  # the grid is halved
+    None,  # halves the grid
     (192, 96, 208, 16, 48, 64),
     (160, 112, 224, 24, 64, 64),
     (128, 128, 256, 24, 64, 64),
@@ -31,50 +31,50 @@ MODULES = (  # channels of 1x1; of 1x1 before 3x3, and 3x3; before 5x5, and 5x5;
     (256, 160, 320, 32, 128, 128),
     (384, 192, 384, 48, 128, 128),
 )
-"""Table 1 of the paper, from inception 3a to 5b."""
+"""Table 1 of the paper, inception 3a to 5b."""
 
 
 class GoogLeNet(nn.Module):
-    """Scores of the classes, for images [B, 3, 224, 224]; `width` multiplies the channels."""
+    """Class scores for images [B, 3, 224, 224]; `width` multiplies the channels."""
 
     def __init__(self, classes: int = 1000, width: float = 1.0, dropout: float = 0.4) -> None:
         super().__init__()
 
         def scaled(channels: int) -> int:
-            return max(8, 8 * round(width * channels / 8))  # the processor works on 8 at a time
+            return max(8, 8 * round(width * channels / 8))  # a CPU computes 8 at a time
 
         stem = self.stem(scaled(64), scaled(192))
         modules, inputs = _modules(scaled(192), scaled)
         self.features = nn.Sequential(stem, modules)
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(inputs, classes))
-        he_weights(self)
+        init_he(self)
 
     def stem(self, narrow: int, wide: int) -> nn.Sequential:
-        """From the image to a grid of 28x28."""
+        """Return the layers from the image to a 28x28 grid."""
         return nn.Sequential(
             *(_conv(3, narrow, 7, 2), _pool(2)),
             *(_conv(narrow, narrow, 1), _conv(narrow, wide, 3), _pool(2)),
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        images = images.contiguous(memory_format=torch.channels_last)  # quicker
+        images = images.contiguous(memory_format=torch.channels_last)  # faster
         scores: Tensor = self.head(self.features(images).mean((2, 3)))
         return scores
 
 
 class SmallGoogLeNet(GoogLeNet):
-    """Scores of the classes, for images [B, 3, 64, 64] or [B, 3, 32, 32]."""
+    """Class scores for images [B, 3, 64, 64] or [B, 3, 32, 32]."""
 
     def __init__(self, classes: int = 20, width: float = 0.25, dropout: float = 0.0) -> None:
         super().__init__(classes, width, dropout)
 
     def stem(self, narrow: int, wide: int) -> nn.Sequential:
-        """From the image to a grid of 16x16 or 8x8."""
+        """Return the layers from the image to a 16x16 or 8x8 grid."""
         return nn.Sequential(_conv(3, narrow, 3, 2), _pool(2), _conv(narrow, wide, 3))
 
 
 def _modules(inputs: int, scaled: Callable[[int], int]) -> tuple[nn.Sequential, int]:
-    """The nine modules, and how many channels the last of them has."""
+    """Return the nine modules, and the number of channels of the last one."""
     layers: list[nn.Module] = []
     for row in MODULES:
         if row is None:
@@ -87,7 +87,7 @@ def _modules(inputs: int, scaled: Callable[[int], int]) -> tuple[nn.Sequential, 
 
 
 class _Inception(nn.Module):
-    """Four branches, whose outputs are one after the other in the channels."""
+    """Four branches, concatenated along the channels."""
 
     def __init__(self, inputs: int, *channels: int) -> None:
         super().__init__()

@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""An Inception network for 32x32 colour images, of BN-Inception's modules (Ioffe and Szegedy 2015).
+"""A small Inception network for 32x32 colour images, after BN-Inception (Ioffe and Szegedy 2015).
 
-A module has four branches: 1x1; 1x1 and 3x3; 1x1, 3x3 and 3x3; a pool and 1x1; each convolution
-with batch norm and ReLU. A reduction halves the grid: the two branches with 3x3 end with stride 2,
-and a max-pool passes the input on. Where BN-Inception has grids of 28x28, 14x14 and 7x7, here are
-16x16, 8x8 and 4x4, with five modules instead of ten and about a tenth of the channels: on one
-thread of a present machine a gradient takes about half a millisecond for an image.
+A module has four branches: 1x1; 1x1 and 3x3; 1x1, 3x3 and 3x3; a pool and 1x1. Batch norm and ReLU
+follow each convolution. A reduction halves the grid: its two branches with 3x3 end with stride 2,
+and a max-pool passes the input on. BN-Inception has grids of 28x28, 14x14 and 7x7; this network has
+16x16, 8x8 and 4x4, five modules instead of ten, and about a tenth of the channels. One thread of a
+current CPU computes a gradient in about half a millisecond per image.
 
-The default has 82,922 parameters (10 classes) and makes 2.6 million multiplications an image.
+The default has 82,922 parameters (10 classes) and needs 2.6 million multiplications per image.
 """
 
 import torch
 from torch import Tensor, nn
 
-from paceline.lab.models.norm import BatchNorm
+from paceline.lab.models.normalization import BatchNorm
 
 __all__ = ["Inception"]
 
 
 class Inception(nn.Module):
-    """Scores of the classes, for images [B, 3, H, W]; made for H = W = 32."""
+    """Class scores for images [B, 3, H, W], designed for H = W = 32."""
 
     def __init__(self, classes: int = 10, width: float = 1.0) -> None:
         super().__init__()
 
         def scaled(*channels: int) -> list[int]:
-            """Multiples of 8, because the processor works on 8 channels at a time."""
+            """Round to multiples of 8, because a CPU computes 8 channels at a time."""
             return [max(8, 8 * round(width * c / 8)) for c in channels]
 
         [base] = scaled(16)
@@ -39,14 +39,14 @@ class Inception(nn.Module):
         self.head = nn.Linear(c.outputs, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Convolutions, batch norm and pools keep the layout, and with channels last are quicker.
+        # Convolutions, batch norm and pools keep the layout, and are faster with channels last.
         images = images.contiguous(memory_format=torch.channels_last)
         scores: Tensor = self.head(self.features(images).mean((2, 3)))
         return scores
 
 
 class _Branches(nn.Module):
-    """The outputs of all branches, one after the other in the channels."""
+    """Concatenates the outputs of its branches along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Branches(nn.Module):
 
 
 class _Mixed(_Branches):
-    """Keeps the grid; `narrow` channels before a 3x3 convolution, `wide` ones after it."""
+    """Keeps the grid; has `narrow` channels before a 3x3 convolution, and `wide` ones after it."""
 
     def __init__(self, inputs: int, single: int, narrow: int, wide: int, pooled: int) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class _Mixed(_Branches):
 
 
 class _Reduction(_Branches):
-    """Halves the grid; `narrow` channels before a 3x3 convolution, `wide` ones after it."""
+    """Halves the grid; has `narrow` channels before a 3x3 convolution, and `wide` ones after it."""
 
     def __init__(self, inputs: int, narrow: int, wide: int) -> None:
         super().__init__(

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A gated PixelCNN (van den Oord et al. 2016): the probability of an image, number by number.
+"""A gated PixelCNN (van den Oord et al. 2016): the probability of an image, value by value.
 
-The order is: pixels row by row, each from left to right, and R, G, B in a pixel. A vertical stack
-sees all rows above and a horizontal one the pixels to the left, so there is no blind spot. Where
-the paper masks kernels, here are smaller kernels and shifted inputs: the same function, and nothing
-is multiplied by zero. In the first layer a pixel does not see itself (mask A), and further layers
-see the features at their own place (mask B).
+Values are ordered by row, then from left to right, then R, G, B. A vertical stack sees all rows
+above and a horizontal one the pixels to the left, so there is no blind spot. The paper masks
+kernels; this module uses smaller kernels and shifted inputs, which compute the same function
+without multiplying by zeros. In the first layer a pixel doesn't see itself (mask A); further layers
+see the features at their own position (mask B).
 
-The outputs describe, for each pixel, a mixture of discretised logistic distributions of its three
-numbers, where the means of G and B depend on the numbers before (Salimans et al. 2017). At this
-size it learns far quicker than 256 scores a number: it knows from the start that 127 is near 128.
+The outputs describe, for each pixel, a mixture of discretized logistic distributions of its three
+values; the means of G and B depend on the values before them (Salimans et al. 2017). At this size
+that learns much faster than 256 scores per value, because it knows from the start that 127 is near
+128.
 
-The default has 108,434 parameters; any image size will do.
+The default has 108,434 parameters and takes images of any size.
 """
 
 import math
@@ -22,18 +23,18 @@ from torch.nn.functional import logsigmoid, pad
 
 __all__ = ["PixelCnn", "bits_per_dimension", "log_probabilities"]
 
-LOG_SCALE_MIN = -7.0  # a thousandth of the range: what is sharper cannot be told apart
-HALF = 1 / 255  # of a number's width, where the 256 of them reach from -1 to 1
+LOG_SCALE_MIN = -7.0  # a thousandth of the range; anything sharper makes no difference
+HALF = 1 / 255  # half the width of a value, with 256 values between -1 and 1
 
 
 def bits_per_dimension(model: nn.Module, images: Tensor) -> Tensor:
-    """How many bits a number takes, for each image of [B, 3, H, W] bytes."""
+    """Return the bits per value for each image of [B, 3, H, W] bytes."""
     nats: Tensor = -log_probabilities(model(images), images).flatten(1).mean(1)
     return nats / math.log(2)
 
 
 def log_probabilities(outputs: Tensor, images: Tensor) -> Tensor:
-    """Of each number [B, 3, H, W], given those before it in the order."""
+    """Return the log probability of each value [B, 3, H, W], given those before it."""
     weights, means, log_scales, mixing = _unpack(outputs)
     x = _scaled(images, outputs.dtype).unsqueeze(1)  # all of these: [B, mixtures, 3, H, W]
     red, green = x[:, :, :1], x[:, :, 1:2]
@@ -47,7 +48,8 @@ def log_probabilities(outputs: Tensor, images: Tensor) -> Tensor:
 
 
 def _unpack(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits [B, mixtures, 1, H, W]; means, log-scales, mixing [B, mixtures, 3, H, W]."""
+    """Return logits [B, mixtures, 1, H, W], and means, log-scales and mixing coefficients [B,
+    mixtures, 3, H, W]."""
     batch, channels, *grid = outputs.shape
     parts = outputs.reshape(batch, channels // 10, 10, *grid)
     weights, means, mixing = parts[:, :, :1], parts[:, :, 1:4], parts[:, :, 7:]
@@ -55,10 +57,10 @@ def _unpack(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _log_logistic(x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-    """The logarithm of what a logistic distribution has between x - HALF and x + HALF.
+    """Return the log probability of a logistic distribution between x - HALF and x + HALF.
 
-    The outermost numbers have the tails. s(a) - s(b) = s(a) s(-b) (1 - exp(b - a)), with the
-    logistic function s, so there is no difference of nearly equal numbers.
+    The outermost values include the tails. With the logistic function s, the difference s(a) - s(b)
+    is computed as s(a) s(-b) (1 - exp(b - a)), which never subtracts nearly equal numbers.
     """
     inverse = (-log_scale).exp()
     above = logsigmoid((x - mean + HALF) * inverse)
@@ -85,7 +87,7 @@ class PixelCnn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = _scaled(images, self.first.down.weight.dtype)
-        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)  # so it is seen where the image ends
+        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)  # makes the image's border visible
         vertical, horizontal, total = self.first(x, x)
         for layer in self.rest:
             vertical, horizontal, skip = layer(vertical, horizontal)
@@ -95,9 +97,9 @@ class PixelCnn(nn.Module):
 
 
 class _Layer(nn.Module):
-    """One layer of both stacks: what (i, j) sees of the vertical one are rows until i.
+    """One layer of both stacks; in the vertical stack, (i, j) sees rows up to i.
 
-    `reach`: how far it looks, upwards and to both sides.
+    `reach`: how many pixels it sees upwards and to both sides.
     """
 
     def __init__(self, inputs: int, width: int, *, reach: int, is_first: bool = False) -> None:
@@ -110,10 +112,10 @@ class _Layer(nn.Module):
         self.out = nn.Conv2d(width, 2 * width, 1)
 
     def forward(self, vertical: Tensor, horizontal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The two stacks, and what the head is given."""
+        """Return the outputs of both stacks, and the skip connection to the head."""
         reach = self.reach
         rows = self.vertical(pad(vertical, (reach, reach, reach, 0)))
-        # Mask A: everything moves by one, so that (i, j) gets what ends at (i, j - 1).
+        # Mask A: shift by one, so that (i, j) gets what ends at (i, j - 1).
         left = pad(horizontal, (reach + self.is_first, -self.is_first, 0, 0))
         above = pad(rows, (0, 0, 1, -1))  # (i, j) gets what ends with row i - 1
         gated = _gate(self.horizontal(left) + self.down(above))
@@ -122,5 +124,5 @@ class _Layer(nn.Module):
 
 
 def _gate(x: Tensor) -> Tensor:
-    what, how_much = x.chunk(2, dim=1)
-    return what.tanh() * how_much.sigmoid()
+    values, gates = x.chunk(2, dim=1)
+    return values.tanh() * gates.sigmoid()

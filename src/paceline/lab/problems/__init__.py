@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the experiments train: models with their data, one kind a file."""
+"""The training problems of the experiments: models with their data, one kind per file."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Balancing a pole on a cart: samples are games, played with the weights as they are then."""
+"""CartPole as a training problem: samples are games, played with the current weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paceline.lab.data.draws import rng
+from paceline.lab.data.sampling import augmentation_rng
 from paceline.lab.models.cartpole import losses, play, policy
 from paceline.lab.problem import Draw, Problem
 
@@ -17,11 +17,11 @@ __all__ = ["CartPole"]
 
 @dataclass(frozen=True, kw_only=True)
 class CartPole(Problem):
-    """A sample is an episode. There are as many as one likes; 1000 are called an epoch."""
+    """A sample is an episode. There is no limit to them, so 1000 count as an epoch."""
 
     name: ClassVar[str] = "cartpole"
     scored: int = 200
-    """So many episodes are played to see how good it is, always with the same chance."""
+    """Number of episodes in an evaluation, always with the same random numbers."""
 
     @property
     def samples(self) -> int:
@@ -31,8 +31,9 @@ class CartPole(Problem):
         return policy()
 
     def losses(self, model: nn.Module, draws: Sequence[Draw]) -> Tensor:
-        chances = [_generator(int(rng(self.seed, draw).integers(2**62))) for draw in draws]
-        return losses(model, play(model, self.batch, *chances), len(draws))
+        seeds = [int(augmentation_rng(self.seed, draw).integers(2**62)) for draw in draws]
+        games = play(model, self.batch, *map(_generator, seeds))
+        return losses(model, games, len(draws))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"return": play(model, self.scored, _generator(0)).returns.mean().item()}
