@@ -31,6 +31,7 @@ from paceline.core.events import (
     StartTimer,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
@@ -105,6 +106,7 @@ def copy_of(ledger: Ledger) -> Ledger:
         members={worker: replace(member) for worker, member in ledger.members.items()},
         idle=dict(ledger.idle),
         tallies={},
+        applying=dict(ledger.applying),
         joined=set(ledger.joined),
         turns=dict(ledger.turns),
     )
@@ -139,6 +141,8 @@ class Cluster:
         self.pending: dict[int, list[Contribution]] = {}
         """What was accepted for updates that are not made yet."""
         self.updates: list[ApplyUpdate] = []
+        self.unreported: list[int] = []
+        """Updates that were made, but that the decider has not heard of yet."""
         self.fates: Counter[Fate] = Counter()
         self.paused = True
         self.finish: Finish | None = None
@@ -227,6 +231,10 @@ class Cluster:
         at = max(self.now + after, self.timers.pop(timer))
         return self.handle(TimerFired(at, timer))
 
+    def report_update(self, sq_norm: float | None = None, after: float = 0.0) -> list[Action]:
+        """Tell the decider that the oldest update it has not heard of was applied."""
+        return self.handle(UpdateApplied(self.now + after, self.unreported.pop(0), sq_norm))
+
     def stop(self, after: float = 1.0) -> list[Action]:
         """The run is asked to end."""
         return self.handle(StopRequested(self.now + after))
@@ -252,6 +260,7 @@ class Cluster:
         twin.origin = self.origin
         twin.now, twin.paused, twin.finish = self.now, self.paused, self.finish
         twin.log, twin.updates = list(self.log), list(self.updates)
+        twin.unreported = list(self.unreported)
         twin.asked, twin.turns = dict(self.asked), {w: list(t) for w, t in self.turns.items()}
         twin.cancelled, twin.fates = set(self.cancelled), Counter(self.fates)
         twin.timers, twin.timer = dict(self.timers), self.timer
@@ -320,7 +329,8 @@ class Cluster:
                 assert isinstance(event, GradientArrived)
                 assert update > self.version
                 assert samples == event.samples
-                given = Contribution(event.worker, event.version, samples, scale)
+                norm = event.sq_norm
+                given = Contribution(event.worker, event.version, samples, scale, norm)
                 self.pending.setdefault(update, []).append(given)
             case ApplyUpdate():
                 self._apply(action)
@@ -374,6 +384,7 @@ class Cluster:
         assert len(action.weights) == len(action.contributions)
         assert action.scales == tuple(c.scale for c in action.contributions)
         self.updates.append(action)
+        self.unreported.append(action.update)
         self.timer = None
 
     def _is_news(self, event: Event) -> bool:
@@ -438,6 +449,8 @@ def random_steps(
                 (3, "non-finite", working),
                 (2, "duplicate", cluster.repeatable),
             ]
+        if cluster.unreported:
+            choices.append((10, "report_update", [0]))
         possible = [(weight, what, whom) for weight, what, whom in choices if whom]
         if not possible:
             return
@@ -447,6 +460,8 @@ def random_steps(
             cluster.arrive(one, samples=rng.choice([1, 1, 7, 32, 10**12]), after=after)
         elif what == "non-finite":
             cluster.arrive(one, finite=False, after=after)
+        elif what == "report_update":
+            cluster.report_update(rng.choice([None, 0.0, 2.5]), after=after)
         else:
             getattr(cluster, what)(one, after=after)
         yield cluster.log[-1]

@@ -18,6 +18,7 @@ from paceline.core.events import (
     SendParams,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
@@ -31,6 +32,7 @@ ONE_OF_EACH = [
     GradientArrived(1.0, worker=0, turn=1, version=0),
     WorkAbandoned(1.0, worker=0, turn=1),
     TimerFired(1.0, timer=1),
+    UpdateApplied(1.0, update=1, sq_norm=0.5),
     StopRequested(1.0),
 ]
 
@@ -76,7 +78,7 @@ def test_an_action_is_a_value():
 
 def test_a_gradient_is_one_finite_sample_unless_it_says_otherwise():
     event = GradientArrived(1.0, worker=0, turn=1, version=0)
-    assert (event.samples, event.finite) == (1, True)
+    assert (event.samples, event.finite, event.sq_norm) == (1, True, None)
 
 
 def test_a_run_that_finishes_wastes_nothing_unless_it_says_otherwise():

@@ -47,6 +47,7 @@ def state(cluster, faults):
         ),
         tuple(ledger.idle),
         tuple((update, gathered(tally)) for update, tally in sorted(ledger.tallies.items())),
+        tuple(ledger.applying),
     )
 
 
@@ -77,6 +78,8 @@ def good_moves(cluster):
             yield "abandon", (worker,), {}
     for timer in cluster.due:
         yield "fire", (timer,), {}
+    if cluster.unreported:
+        yield "report_update", (), {}
     if len(cluster.asked) < 3:  # one has died: it may come back
         for worker in {0, 1, 2} - cluster.asked.keys():
             yield "join", (worker,), {}

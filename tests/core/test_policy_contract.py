@@ -30,6 +30,7 @@ from paceline.core.events import (
     SendParams,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
@@ -437,6 +438,12 @@ def illegal_events(cluster):
     yield TimerFired(now, ledger.timer + 1)
     yield StopRequested(now - 1e-9)
     yield StopRequested(nan)
+    for update in (0, ledger.version + 1, *range(1, ledger.version + 1)):
+        if [update] != cluster.unreported[:1]:
+            yield UpdateApplied(now, update)
+        else:
+            yield UpdateApplied(now - 1e-9, update)
+            yield from (UpdateApplied(now, update, sq_norm) for sq_norm in (-1.0, nan, inf))
     for worker, asked in cluster.asked.items():
         turn = len(cluster.turns[worker])
         yield WorkerJoined(now, worker)
@@ -447,6 +454,8 @@ def illegal_events(cluster):
             yield GradientArrived(now, worker, turn, asked.version + 1)
             yield GradientArrived(now, worker, turn, asked.version - 1)
             yield GradientArrived(now, worker, turn, asked.version, samples=0)
+            yield GradientArrived(now, worker, turn, asked.version, sq_norm=-1.0)
+            yield GradientArrived(now, worker, turn, asked.version, sq_norm=nan)
             yield WorkAbandoned(now, worker, turn - 1)
         elif turn:
             yield WorkAbandoned(now, worker, turn)
@@ -461,6 +470,19 @@ def test_law_9_an_illegal_event_leaves_the_state_as_it_was(policy):
             with pytest.raises(ProtocolError):
                 cluster.decider.handle(event)
         assert view_of(cluster.decider) == before
+
+
+@every_policy
+def test_report_of_an_update_changes_no_decision_of_a_built_in_rule(policy):
+    """They learn nothing from it, so a shell that measures no norms gets the same run."""
+    cluster = Cluster.of(policy, steps=12)
+    for _ in random_steps(cluster, Random(11), 60):
+        twin = cluster.fork()
+        while twin.unreported:
+            assert twin.report_update(sq_norm=3.0) == []
+        assert twin.decider.ledger.applying == {}
+        twin.decider.ledger.applying = dict(cluster.decider.ledger.applying)
+        assert view_of(twin.decider) == state_of(cluster.decider)
 
 
 @every_policy

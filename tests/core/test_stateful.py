@@ -5,7 +5,7 @@
 refused without a trace and, at the end, that the events alone tell the whole run.
 """
 
-from math import nan
+from math import inf, nan
 
 import pytest
 from hypothesis import settings
@@ -26,6 +26,7 @@ from paceline.core.events import (
     GradientArrived,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
@@ -100,6 +101,11 @@ class HostileWorld(RuleBasedStateMachine):
         """The only one that counts; the rule above chooses it rarely after many updates."""
         self.cluster.fire(self.cluster.due[0], after=after)
 
+    @precondition(lambda self: self.cluster.unreported)
+    @rule(sq_norm=st.none() | st.floats(0, 1e300), after=seconds)
+    def report_update(self, sq_norm, after):
+        self.cluster.report_update(sq_norm, after=after)
+
     @precondition(lambda self: len(self.cluster.log) > 15)
     @rule(after=seconds)
     def stop(self, after):
@@ -125,6 +131,12 @@ class HostileWorld(RuleBasedStateMachine):
     @rule(beyond=st.integers(1, 9))
     def fire_what_was_never_started(self, beyond):
         self.refuse(TimerFired(self.cluster.now, self.cluster.decider.ledger.timer + beyond))
+
+    @rule(update=numbers, sq_norm=st.sampled_from([None, 1.0, -1.0, nan, inf]))
+    def report_an_update_that_is_not_the_next(self, update, sq_norm):
+        is_next = self.cluster.unreported[:1] == [update]
+        if not is_next or not (sq_norm is None or sq_norm == 1.0):
+            self.refuse(UpdateApplied(self.cluster.now, update, sq_norm))
 
     def may_report(self, worker, turn, version):
         """Whether this would be what the worker was asked for, or a repetition."""

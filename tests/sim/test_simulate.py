@@ -6,8 +6,10 @@ from dataclasses import fields
 import pytest
 
 from paceline.core.decider import Decider, replay
-from paceline.core.events import Fate
+from paceline.core.events import Fate, UpdateApplied
+from paceline.core.ledger import Work
 from paceline.core.policies import POLICIES, Backup, Sync, parse_policy
+from paceline.core.policy import Policy
 from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
 from paceline.sim.shell import Shell
@@ -79,6 +81,50 @@ def test_replaying_the_events_gives_the_decisions_that_were_made(policy):
     trace = Trace(simulate(policy, Cluster.parse("1s"), spec).header, records)
 
     assert replay(parse_policy(policy), spec, trace.events()) == live
+
+
+class NeedsAsManyAsItHasSeen(Policy):
+    """Learns from updates: the n-th takes n contributions, so a report may make one due."""
+
+    name = "learning"
+
+    def fresh_memory(self, spec):
+        return [0]
+
+    def observe_update(self, ledger, made, sq_norm):
+        assert (made.update, sq_norm) == (ledger.memory[0] + 1, None)
+        ledger.memory[0] = made.update
+
+    def needed(self, ledger):
+        seen = ledger.memory[0]
+        return 3 if seen == ledger.version else 1 + seen % 3
+
+    def assign(self, ledger, worker):
+        return Work(ledger.version, ledger.version + 1)
+
+    def judge(self, ledger, work):
+        return Fate.ACCEPTED
+
+
+def test_policy_hears_of_every_update_in_the_simulator_and_again_in_a_replay():
+    spec = RunSpec(workers=4, steps=30, seed=5)
+    cluster = Cluster.parse(UNEVEN, NETWORK)
+    decider = Decider(NeedsAsManyAsItHasSeen(), spec)
+    handled = []
+    handle = decider.handle
+    decider.handle = lambda event: handled.append((event, handle(event))) or handled[-1][1]
+
+    records = Shell(decider, cluster, lambda update: None).run()
+
+    events = [event for event, _ in handled]
+    trace = Trace(simulate("sync", cluster, spec).header, records)
+    assert list(trace.events()) == events
+    assert replay(decider.policy, spec, events) == [actions for _, actions in handled]
+    reported = [event.update for event in events if isinstance(event, UpdateApplied)]
+    assert reported == list(range(1, 31))
+    times = {update.update: update.t for update in trace.updates()}
+    for event in events:
+        assert not isinstance(event, UpdateApplied) or event.time == times[event.update]
 
 
 def test_a_whole_small_trace():

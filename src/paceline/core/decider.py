@@ -40,11 +40,13 @@ from paceline.core.events import (
     StartTimer,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
     WorkerMissing,
 )
+from paceline.core.invariants import invariants
 from paceline.core.ledger import Ledger, Member, Origin, Tally, Work
 from paceline.core.policy import Policy
 from paceline.errors import InternalError, ProtocolError
@@ -71,6 +73,7 @@ class Decider:
             turns=dict(origin.turns),
             last=None if spec.steps is None else max(spec.steps, origin.version),
         )
+        self._learns_from_updates = type(policy).observe_update is not Policy.observe_update
         self._story: deque[Event] = deque(maxlen=self.STORY_LENGTH)
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             WorkerJoined: self._on_worker_joined,
@@ -79,6 +82,7 @@ class Decider:
             GradientArrived: self._on_gradient_arrived,
             WorkAbandoned: self._on_work_abandoned,
             TimerFired: self._on_timer_fired,
+            UpdateApplied: self._on_update_applied,
             StopRequested: self._on_stop_requested,
         }
 
@@ -92,7 +96,8 @@ class Decider:
         actions = handler(event)
         self.ledger.now = event.time
         self._story.append(event)
-        self._settle(actions)
+        if self._learns_from_updates or type(event) is not UpdateApplied:
+            self._settle(actions)
         return actions
 
     def would_accept(self, worker: int) -> bool:
@@ -151,6 +156,8 @@ class Decider:
         member, work = self._reported(event)
         if event.samples < 1:
             raise ProtocolError(f"samples must be >= 1: {event!r}")
+        if event.sq_norm is not None:
+            _check_norm(event)
         if work is not None and event.version != work.version:
             raise ProtocolError(f"the worker was asked for version {work.version}: {event!r}")
         if work is None:
@@ -165,7 +172,7 @@ class Decider:
                 tally.excused.discard(worker)
                 tally.done.add(worker)
                 scale = self.policy.scale(update - 1 - event.version)
-                given = Contribution(worker, event.version, event.samples, scale)
+                given = Contribution(worker, event.version, event.samples, scale, event.sq_norm)
                 tally.contributions.append(given)
                 return [Accept(worker, event.version, update, event.samples, scale)]
             if worker not in tally.done:  # a rule that repeats may have had something sound of it
@@ -185,6 +192,16 @@ class Decider:
             raise ProtocolError(f"there is no such timer: {event!r}")
         if event.timer == ledger.timer and ledger.timer_runs:
             ledger.overdue = True
+        return []
+
+    def _on_update_applied(self, event: UpdateApplied) -> list[Action]:
+        applying = self.ledger.applying
+        expected = next(iter(applying), None)
+        if event.update != expected:
+            raise ProtocolError(f"the next update to be reported is {expected}: {event!r}")
+        if event.sq_norm is not None:
+            _check_norm(event)
+        self.policy.observe_update(self.ledger, applying.pop(event.update), event.sq_norm)
         return []
 
     def _on_stop_requested(self, event: StopRequested) -> list[Action]:
@@ -294,13 +311,14 @@ class Decider:
         ledger.version = update
         ledger.tallies.setdefault(update + 1, Tally())
         self._open()
-        return ApplyUpdate(
+        made = ledger.applying[update] = ApplyUpdate(
             update=update,
             contributions=contributions,
             weights=tuple([c.samples / samples for c in contributions]),
             scales=tuple([c.scale for c in contributions]),
             wanted=wanted,
         )
+        return made
 
     def _open(self) -> None:
         """The next update begins to wait now, and any timer is out of date."""
@@ -338,50 +356,18 @@ class Decider:
 
     def check(self) -> None:
         """Raise `InternalError`, with the story so far, unless every invariant holds."""
-        broken = [what for what, holds in self._invariants() if not holds]
+        checked = invariants(self.policy, self.ledger, self._can_update, self.would_accept)
+        broken = [what for what, holds in checked if not holds]
         if broken:
             story = "\n  ".join(map(repr, self._story))
             raise InternalError(
                 f"{self.policy}: broken: {'; '.join(broken)}; please report this story:\n  {story}"
             )
 
-    def _invariants(self) -> Iterable[tuple[str, bool]]:
-        ledger, members = self.ledger, self.ledger.members
-        yield (
-            "idle are those without work",
-            sorted(ledger.idle) == sorted(w for w, m in members.items() if m.work is None),
-        )
-        yield (
-            "nobody works on a version that does not exist",
-            all(
-                ledger.oldest <= m.work.version <= ledger.version
-                for m in members.values()
-                if m.work
-            ),
-        )
-        yield "only work can be cancelled", all(m.work or not m.cancelled for m in members.values())
-        yield "tallies lie ahead", all(update > ledger.version for update in ledger.tallies)
-        for tally in ledger.tallies.values():
-            givers = [c.worker for c in tally.contributions]
-            yield "those done or excused are here", tally.done | tally.excused <= members.keys()
-            yield "nobody is both done and excused", not tally.done & tally.excused
-            yield "those who gave are done", set(givers) & members.keys() <= tally.done
-            yield (
-                "nobody counts twice",
-                self.policy.repeats or len(givers) == len(set(givers)),
-            )
-        yield "no update lies undone", ledger.finished or not self._can_update()
-        yield "there is a next update", ledger.version + 1 in ledger.tallies
-        yield (
-            "the last update is the last",
-            ledger.last is None or ledger.version <= ledger.last,
-        )
-        in_the_making = any(tally.contributions for tally in ledger.tallies.values())
-        yield "a finished run has nothing in the making", not (ledger.finished and in_the_making)
-        yield (
-            "work that is useless was cancelled",
-            all(m.cancelled or self.would_accept(w) for w, m in members.items() if m.work),
-        )
+
+def _check_norm(event: GradientArrived | UpdateApplied) -> None:
+    if not 0 <= (event.sq_norm or 0.0) < inf:  # also refuses NaN
+        raise ProtocolError(f"sq_norm must be >= 0 and finite, or None: {event!r}")
 
 
 def replay(policy: Policy, spec: RunSpec, events: Iterable[Event]) -> list[list[Action]]:

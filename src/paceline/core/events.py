@@ -29,6 +29,7 @@ __all__ = [
     "StartTimer",
     "StopRequested",
     "TimerFired",
+    "UpdateApplied",
     "WorkAbandoned",
     "WorkerJoined",
     "WorkerLeft",
@@ -92,6 +93,7 @@ class GradientArrived(Event):
     version: int  # of the parameters that it was computed at
     samples: int = 1  # in its mini-batch; contributions are weighted by them
     finite: bool = True
+    sq_norm: float | None = None  # its squared norm; None: not measured, or not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,17 @@ class TimerFired(Event):
     """The time of a `StartTimer` has come."""
 
     timer: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateApplied(Event):
+    """The shell has performed an `ApplyUpdate`; its time is that of the event that caused it.
+
+    The shell reports every update once, in order.
+    """
+
+    update: int
+    sq_norm: float | None = None  # of the averaged gradient; None: not measured, or not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +141,7 @@ class Contribution:
     version: int
     samples: int
     scale: float = 1.0  # how much it counts besides its weight, decided when it was accepted
+    sq_norm: float | None = None  # the squared norm of the gradient; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.events import Contribution
+from paceline.core.events import ApplyUpdate, Contribution
 from paceline.spec import RunSpec
 
 __all__ = ["Ledger", "Member", "Origin", "Tally", "Work"]
@@ -94,6 +94,9 @@ class Ledger:
 
     tallies: dict[int, Tally] = field(default_factory=dict)
     """By update; only updates beyond `version`."""
+
+    applying: dict[int, ApplyUpdate] = field(default_factory=dict)
+    """Updates that were decided, oldest first, until the shell reports that it has applied them."""
 
     joined: set[int] = field(default_factory=set)
     """Every worker that ever joined, or will never, until the run has begun; empty afterwards."""

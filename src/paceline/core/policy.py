@@ -11,15 +11,15 @@ Rules differ only in their answers:
     deadline    until when does the next update wait?               (for ever)
 
 In brackets: the answers of this class, which are those of full synchronous training. A rule
-overrides what it does otherwise. What it learns in `welcome` and `observe` it keeps in
-`ledger.memory`, which it makes in `fresh_memory`; everything else in the ledger is for reading. Who
-asks, and what is done with the answers, is in `decider`.
+overrides what it does otherwise. What it learns in `welcome`, `observe` and `observe_update` it
+keeps in `ledger.memory`, which it makes in `fresh_memory`; everything else in the ledger is for
+reading. Who asks, and what is done with the answers, is in `decider`.
 """
 
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
-from paceline.core.events import Fate
+from paceline.core.events import ApplyUpdate, Fate
 from paceline.core.ledger import Ledger, Work
 from paceline.spec import RunSpec
 
@@ -71,6 +71,9 @@ class Policy:
 
     def observe(self, ledger: Ledger, worker: int, took_s: float, whole: bool) -> None:
         """A worker has reported `took_s` after it was asked; learn from it. Not whole: given up."""
+
+    def observe_update(self, ledger: Ledger, made: ApplyUpdate, sq_norm: float | None) -> None:
+        """Learn from an update that was applied; `sq_norm` is of its averaged gradient."""
 
     def needed(self, ledger: Ledger) -> int:
         """How many contributions the next update takes. It may change from update to update."""

@@ -7,6 +7,7 @@ worker that is told to give up does so at once, wherever it is; one that has com
 then sends only word of it. Where no network is given, pull and push take no time.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from paceline.core.events import (
     StartTimer,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
@@ -93,6 +95,7 @@ class Shell:
         self._working = 0
         self._faults_in_vain = 0
         self._fault_rng = np.random.default_rng([self._spec.seed, FAULT_STREAM])
+        self._applied: deque[int] = deque()  # updates that the core has not heard of yet
         self._records: list[Record] = []
         self._end: Ended | None = None
 
@@ -123,6 +126,8 @@ class Shell:
         self._records += record_event(event, actions, version, measured)
         for action in actions:
             self._perform(action)
+        while self._applied:
+            self._tell(UpdateApplied(event.time, self._applied.popleft()))
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -133,6 +138,7 @@ class Shell:
             case ApplyUpdate():
                 self._faults_in_vain = 0
                 self._on_update(action.update)
+                self._applied.append(action.update)
             case StartTimer():
                 self._engine.at(action.at, self._on_timer, action.timer, priority=LAST)
             case Finish():

@@ -19,6 +19,7 @@ from paceline.core.events import (
     Pause,
     Resume,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
@@ -76,7 +77,8 @@ def record_event(
     `version` is the server's before the event. The end of a run is not recorded here, because work
     may still be reported after it.
     """
-    yield _record(event, actions, version, measured)
+    if not isinstance(event, UpdateApplied):  # the record of the decision stands for it
+        yield _record(event, actions, version, measured)
     for action in actions:
         match action:
             case ApplyUpdate():
@@ -131,6 +133,8 @@ def _gradient(
         fate, staleness = decision.fate, version - decision.version
     else:
         raise InternalError(f"the first action on {event!r} must be its fate, got {decision!r}")
+    arrived = event if type(event) is GradientArrived else None
+    sq_norm = measured.sq_norm if arrived is None or arrived.sq_norm is None else arrived.sq_norm
     return Gradient(
         event.time,
         event.worker,
@@ -140,8 +144,8 @@ def _gradient(
         staleness,
         measured.asked_at,
         measured.compute_s,
-        event.samples if type(event) is GradientArrived else 0,
+        0 if arrived is None else arrived.samples,
         measured.pulled_bytes,
         measured.pushed_bytes,
-        measured.sq_norm,
+        sq_norm,
     )

@@ -22,6 +22,7 @@ from paceline.core.events import (
     GradientArrived,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
@@ -253,9 +254,11 @@ def event_of(record: Record) -> Event | None:
     match record:
         case Gradient(fate=Fate.CANCELLED):
             event = WorkAbandoned(record.t, record.worker, record.turn)
-        case Gradient(t, worker, turn, version, fate, samples=samples):
+        case Gradient(t, worker, turn, version, fate, samples=samples, sq_norm=sq_norm):
             finite = fate is not Fate.NON_FINITE
-            event = GradientArrived(t, worker, turn, version, samples, finite)
+            event = GradientArrived(t, worker, turn, version, samples, finite, sq_norm)
+        case Update(t, update, sq_norm=sq_norm):
+            event = UpdateApplied(t, update, sq_norm)
         case Joined(t, worker):
             event = WorkerJoined(t, worker)
         case Left(t, worker, reason):

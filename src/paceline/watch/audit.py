@@ -10,7 +10,7 @@ was interrupted and restored, each part is replayed by itself.
 import msgspec
 
 from paceline.core.decider import NOTHING, Decider
-from paceline.core.events import Finish, StartTimer
+from paceline.core.events import Event, Finish, StartTimer
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError, TraceError
@@ -81,26 +81,31 @@ class _Replay:
             self._ended_at = line
             return
         event = event_of(record)
-        if event is not None and not self.told:
-            version = self.decider.ledger.version
+        if event is not None and not self.told and not isinstance(record, Update):
             if isinstance(record, Gradient):
                 _check_times(record, self.decider, place)
             if isinstance(record, Timer):
                 _check_timer(record, self._timers.get(record.timer), place)
-            try:
-                actions = self.decider.handle(event)
-            except PacelineError as error:
-                raise TraceError(f"{place}: {error}") from None
-            self.told = list(record_event(event, actions, version, _measured(record)))
-            self._timers |= {a.timer: a.at for a in actions if isinstance(a, StartTimer)}
-            ends = [_end(event.time, a) for a in actions if isinstance(a, Finish)]
-            self._end = ends[0] if ends else self._end
+            self._decide(event, record, place)
         expected = self.told.pop(0) if self.told else None
         if isinstance(expected, Update) and not self._has_weights:
             expected = msgspec.structs.replace(expected, weights=None, scales=None)
         decided = _decided(record)
         if decided != expected:
             raise TraceError(f"{place}: {_difference(decided, expected)}")
+        if event is not None and isinstance(record, Update):
+            self._decide(event, record, place)  # on the update that was decided, and applied
+
+    def _decide(self, event: Event, record: Record, place: str) -> None:
+        version = self.decider.ledger.version
+        try:
+            actions = self.decider.handle(event)
+        except PacelineError as error:
+            raise TraceError(f"{place}: {error}") from None
+        self.told += record_event(event, actions, version, _measured(record))
+        self._timers |= {a.timer: a.at for a in actions if isinstance(a, StartTimer)}
+        ends = [_end(event.time, a) for a in actions if isinstance(a, Finish)]
+        self._end = ends[0] if ends else self._end
 
 
 def _end(time: float, action: Finish) -> Ended:
@@ -153,16 +158,18 @@ def _measured(record: Record) -> Measured | None:
     if isinstance(record, Left) and record.working_since is not None:
         return Measured(record.working_since)
     if isinstance(record, Gradient):
-        return Measured(record.asked_at, record.compute_s, record.pulled_bytes, record.pushed_bytes)
+        return Measured(
+            record.asked_at,
+            record.compute_s,
+            record.pulled_bytes,
+            record.pushed_bytes,
+            record.sq_norm,
+        )
     return None
 
 
 def _decided(record: Record) -> Record:
     """The record without what no policy can know."""
-    match record:
-        case Gradient():
-            return msgspec.structs.replace(record, sq_norm=None)
-        case Update():
-            return msgspec.structs.replace(record, sq_norm=None, apply_s=0, scalars={})
-        case _:
-            return record
+    if isinstance(record, Update):
+        return msgspec.structs.replace(record, sq_norm=None, apply_s=0, scalars={})
+    return record
