@@ -135,6 +135,12 @@ def test_plan_needs_no_extra(installed: Installed) -> None:
     assert "Use " in done.stdout
 
 
+def test_lab_list_needs_no_extra(installed: Installed) -> None:
+    done = installed.run("paceline", "lab", "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "inception" in done.stdout
+
+
 def test_training_needs_no_extra(installed: Installed) -> None:
     (installed.elsewhere / "train.py").write_text(SCRIPT)
     done = installed.run("paceline", "run", "-w", "2", "-p", "backup:1", "--steps", "5", "train.py")
@@ -149,9 +155,8 @@ def test_training_needs_no_extra(installed: Installed) -> None:
         ("simulate -p sync --plot rules.png", "plot"),
         ("plan -w 4 --plot plan.png", "plot"),
         ("compare -w 2 train.py", "plot"),
-        ("lab list", "lab"),
-        ("lab run race --quick", "lab"),
-        ("lab figures", "lab"),
+        ("lab run staleness --quick", "lab"),
+        ("lab figures staleness", "lab"),
     ],
 )
 def test_missing_extra_is_one_line_with_the_command_that_installs_it(

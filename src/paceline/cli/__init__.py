@@ -32,9 +32,6 @@ __all__ = ["EXIT_FAILED", "app", "main"]
 
 EXIT_FAILED = PacelineError.exit_code
 
-EXTRAS = {"plot": ("matplotlib",), "lab": ("matplotlib", "scipy", "PIL")}
-"""The packages that each extra of pyproject.toml adds, by the names that they are imported by."""
-
 EPILOG = (
     "Exit codes: 0 success; 1 the run stalled, failed or made no update, a script failed, or the "
     "output could not be written; 2 wrong input, or an optional package is not installed; 3 a "
@@ -105,7 +102,7 @@ def compare(options: CompareOptions) -> None:
     samples. With --slow the table also has what the simulator predicts. Example: paceline compare
     -w 8 --epochs 10 --slow "50ms + 5% exp:500ms; worker 7 x2" --target "accuracy>=0.95" train.py
     """
-    _require_extra("plot", "paceline compare")
+    _require_matplotlib("paceline compare")
     _load("compare").run(options, _load)
 
 
@@ -119,7 +116,7 @@ def plan(options: PlanOptions) -> None:
     exp:150ms + 2% exp:1.2s"
     """
     if options.plot is not None:
-        _require_extra("plot", "--plot")
+        _require_matplotlib("--plot")
     _load("plan").run(options)
 
 
@@ -132,7 +129,7 @@ def simulate(options: SimulateOptions) -> None:
     traffic. Example: paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
     """
     if options.plot is not None:
-        _require_extra("plot", "--plot")
+        _require_matplotlib("--plot")
     _load("simulate").run(options)
 
 
@@ -157,7 +154,7 @@ def trace_check(options: TraceCheckOptions) -> None:
 @lab_app.command("list", epilog=EPILOG)
 def lab_list() -> None:
     """List the experiments and the question that each one answers."""
-    _load_lab().list_experiments()
+    _load("lab").list_experiments()
 
 
 @lab_app.command("run", epilog=EPILOG)
@@ -169,14 +166,14 @@ def lab_run(options: LabRunOptions) -> None:
     Ctrl-C, run the same command again and lose at most a minute. Example: paceline lab run
     staleness --quick
     """
-    _load_lab().run(options)
+    _load("lab").run(options)
 
 
 @lab_app.command("figures", epilog=EPILOG)
 @accepts(LabFiguresOptions)
 def lab_figures(options: LabFiguresOptions) -> None:
     """Redraw figures and rewrite paragraphs from the existing tables."""
-    _load_lab().figures(options)
+    _load("lab").figures(options)
 
 
 def _load(name: str) -> Any:
@@ -184,17 +181,12 @@ def _load(name: str) -> Any:
     return import_module(f"paceline.cli.{name}")
 
 
-def _load_lab() -> Any:
-    _require_extra("lab", "paceline lab")
-    return _load("lab")
-
-
-def _require_extra(extra: str, what: str) -> None:
-    """Raise SpecError unless the packages of an extra are installed."""
-    missing = [package for package in EXTRAS[extra] if find_spec(package) is None]
-    if missing:
+def _require_matplotlib(what: str) -> None:
+    """Raise SpecError unless figures can be drawn; call it before work that ends with a figure."""
+    if find_spec("matplotlib") is None:
         raise SpecError(
-            f"{what} needs {', '.join(missing)}; install it with: pip install 'paceline[{extra}]'"
+            f"{what} needs matplotlib, which is not installed; "
+            "install it with: pip install 'paceline[plot]'"
         )
 
 

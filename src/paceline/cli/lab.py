@@ -26,6 +26,7 @@ from paceline.errors import SpecError
 from paceline.lab.data.download import locate
 from paceline.lab.experiment import Experiment, Lab, rebuild_report, run_experiment
 from paceline.lab.experiments import EXPERIMENTS
+from paceline.lab.extras import check_installed
 from paceline.lab.trial_pool import TrialPool
 
 __all__ = ["figures", "list_experiments", "run"]
@@ -43,6 +44,7 @@ def list_experiments() -> None:
 
 def run(options: LabRunOptions) -> None:
     """Run experiments, one after the other."""
+    check_installed()  # before anything is downloaded
     chosen, data = _chosen(options.names), options.data.expanduser()
     out = _tables(options.out, options.quick)
     try:
