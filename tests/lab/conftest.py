@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def single_thread() -> Iterator[None]:
-    """Compute with one thread: more slow small tensors down, most of all on busy cores."""
+    """Compute with one thread: extra threads slow small tensors down, most of all on busy cores."""
     with one_thread():
         yield
 

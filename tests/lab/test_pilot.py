@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A pilot has the norms that its gradients have at the versions that they are computed at."""
+"""Pilots get the norms of their gradients at the versions at which they were computed."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def squared_norm(model, draws):
     return sum(float(grad.square().sum()) for grad in grads)
 
 
-def test_norms_are_those_of_training(trace):
+def test_norms_match_those_of_training(trace):
     pilot = with_norms(trace, PROBLEM, RECIPE)
     training = Training(PROBLEM, schedule(trace), RECIPE)
     training.run(3)
@@ -42,24 +42,24 @@ def test_norms_are_those_of_training(trace):
     assert whole == pytest.approx(squared_norm(training.model, draws))
 
 
-def test_nothing_else_is_changed(trace):
+def test_only_the_norms_are_added(trace):
     pilot = with_norms(trace, PROBLEM, RECIPE)
     assert pilot.header == trace.header
     assert [g.t for g in pilot.gradients()] == [g.t for g in trace.gradients()]
     assert all(g.fate is Fate.ACCEPTED and g.sq_norm is not None for g in pilot.gradients())
 
 
-def test_norms_of_a_few_updates_are_the_same_as_in_all(trace):
+def test_norms_of_some_updates_match_those_of_all(trace):
     few, every = (list(with_norms(trace, PROBLEM, RECIPE, n).updates()) for n in (2, 1))
     assert [u.sq_norm for u in few[::2]] == pytest.approx([u.sq_norm for u in every[::2]])
     assert [u.sq_norm for u in few[1::2]] == [None] * 3
 
 
-def test_the_planner_can_estimate_the_noise(trace):
+def test_planner_can_estimate_the_noise_scale(trace):
     assert 0 < estimate_noise_scale(with_norms(trace, PROBLEM, RECIPE)) < 100
 
 
-def test_threads_are_as_they_were(trace):
+def test_number_of_threads_is_restored(trace):
     before = torch.get_num_threads()
     with_norms(trace, PROBLEM, RECIPE)
     assert torch.get_num_threads() == before

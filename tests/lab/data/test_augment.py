@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Augmented images don't depend on company, and stay within the limits."""
+"""Augmented images are the same alone and together, and stay within the limits."""
 
 from collections.abc import Callable
 

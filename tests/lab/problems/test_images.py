@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Image classification: losses that don't depend on company, and the evaluation."""
+"""Image classification: losses are the same alone and together, and the evaluation."""
 
 from dataclasses import replace
 

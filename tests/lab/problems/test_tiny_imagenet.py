@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tiny-ImageNet as a problem: downscaling, and losses that don't depend on company."""
+"""Tiny-ImageNet as a problem: downscaling, and losses that are the same alone and together."""
 
 import pytest
 import torch

@@ -262,10 +262,10 @@ def describe(tables: Tables) -> str:
     highest = max(worst_ratio(tables, k) for k in ks)
     position = "below" if highest <= 1 else "partly above"
     return (
-        f"{seed_count(tables['curves'])}. Floors of F - F*, times 1000: {floors}. They are "
-        f"proportional to K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: {times}. The "
-        f"mean curves are {position} their bounds, at {highest:.0%} of them or less (L = "
-        f"{known['smoothness']:.3g}, c = {known['strong_convexity']:g}, "
+        f"{seed_count(tables['curves'])}. Floors of F - F*, times 1000: {floors}. Those "
+        f"of K-sync are proportional to K^{slope(tables):.2f}. Seconds until F - F* is {NEAR:g}: "
+        f"{times}. The mean curves are {position} their bounds, at {highest:.0%} of them or less "
+        f"(L = {known['smoothness']:.3g}, c = {known['strong_convexity']:g}, "
         f"σ² = {known['variance']:.3g}, m = {known['batch']:g}, η = {known['rate']:g}).\n\n"
         f"Floors at several rates, times 1000, with the seconds until F - F* is {NEAR:g} in "
         f"parentheses:\n\n{_rate_lines(tables)}"

@@ -210,7 +210,7 @@ def describe(tables: Tables) -> str:
     rows, layers = tables["error"], tables["layers"]
     levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITH})
     errors = "; ".join(_level(rows, level, WITH) for level in levels)
-    text = f"Test error (%) by mean staleness, with the ramp, {seed_count(rows)}: {errors}."
+    text = f"{seed_count(rows)}. Test error (%) by mean staleness, with the ramp: {errors}."
     bare = sorted({float(row["staleness"]) for row in rows if row["ramp"] == WITHOUT})
     if bare:
         without = "; ".join(_level(rows, level, WITHOUT) for level in bare)

@@ -140,8 +140,8 @@ def describe(tables: Tables) -> str:
             f"pushes, {float(row['bytes_per_sample']) / 1e3:.1f} kB per sample, {megabytes} MB"
         )
     avoidable = "".join(
-        f"Under {row['rule']}, {float(row['pulled_again']):.2f} of the pulls per gradient fetch a "
-        "version that the worker already holds, and could be avoided. "
+        f"Under {row['rule']}, {float(row['pulled_again']):.2f} pulls per gradient fetch a version "
+        "that the worker already holds, so they could be avoided. "
         for row in counts
         if float(row["pulled_again"]) > 0.01
     )
