@@ -75,6 +75,7 @@ def run(options: LabRunOptions) -> None:
 
 def figures(options: LabFiguresOptions) -> None:
     """Redraw figures and rewrite paragraphs from the existing tables."""
+    check_installed()
     names, quick, out = options.names, options.quick, _tables(options.out, options.quick)
     measured = [one for one in _chosen(names) if names or any((out / one.name).glob("*.csv"))]
     if not measured:
