@@ -3,7 +3,7 @@
 
 $ paceline run --workers 4 --policy backup:1 --steps 300 examples/chars.py
 server    | 300 updates of 28800 samples in 15.0 s
-worker 0  | 2.04 bits per character of the test
+worker 0  | 2.04 bits per character on the test set
 worker 0  |     def __uning):
 worker 0  |         ('if arg, _getattr(msbion__(self, False):
 """
@@ -76,6 +76,6 @@ for _ in range(args.epochs):
         run.log(loss=loss.item())
 
 if run.is_first:
-    print(f"{model.loss(pieces[test]).item() / math.log(2):.2f} bits per character of the test")
+    print(f"{model.loss(pieces[test]).item() / math.log(2):.2f} bits per character on the test set")
     begin = torch.tensor([code[letter] for letter in "    def "])
     print("".join(letters[number] for number in model.sample(begin, 150)))
