@@ -5,6 +5,8 @@ A simulated mean agrees with a formula if it is within five of its own standard 
 are fixed, so a test that passes once passes always.
 """
 
+import subprocess
+import sys
 from functools import cache
 from itertools import pairwise
 from math import ceil, exp, inf, log
@@ -343,3 +345,25 @@ def test_the_planner_finds_what_the_formulas_say(distribution: Distribution, wor
     exact = expected_order_statistic(distribution, workers - best, workers)
     seconds = exact * 1000 * workers / (workers - best)
     assert made.best.seconds == pytest.approx(seconds, rel=0.02)
+
+
+# -------------------------------------------------------------------------- the optional package
+
+
+def test_formula_that_needs_scipy_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(SpecError, match=r"needs scipy.*: pip install 'paceline\[lab\]'$"):
+        expected_order_statistic(Gamma(1.0, 4.0), 2, 3)
+    assert expected_order_statistic(Exponential(1.0), 1, 4) == 0.25
+
+
+def test_simulator_and_planner_run_without_scipy() -> None:
+    program = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "from paceline.cli import main\n"
+        "sys.argv = ['paceline', 'plan', '--workers', '4', '--latency', 'exp:1s']\nmain()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -13,12 +13,13 @@ a finite sum that cancels unless k is small; the rest is integrated. `Distributi
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from math import comb, exp, fsum, inf, isfinite, log, sqrt
 from sys import float_info
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from paceline.errors import SpecError
 from paceline.latency import (
@@ -128,7 +129,7 @@ def _weibull(a: float, k: int, n: int) -> float:
         later = n - k + 1
         terms = [(-1) ** i * comb(k - 1, i) * float(later + i) ** -(1 + a) for i in range(k)]
         total, error = fsum(terms), 4 * float_info.epsilon * fsum(map(abs, terms))
-        value = later * comb(n, k - 1) * float(special.gamma(1 + a)) * total
+        value = later * comb(n, k - 1) * float(_special().gamma(1 + a)) * total
         if isfinite(value) and error <= ACCURACY * total and total > 0:
             return value
     return _integrate(lambda t: a * np.log(_minus_log_sf(t)), k, n)
@@ -148,6 +149,7 @@ def _integrate(log_quantile: Callable[[Floats], Floats], k: int, n: int) -> floa
     There the density is u**k (1 - u)**(n - k + 1) / B, smooth with exponential tails on both
     sides, for which the rule converges geometrically. Dividing by its own sum spares the B.
     """
+    special = _special()
     later = n - k + 1
     centre, width, reach = log(k / later), sqrt(1 / k + 1 / later), REACH
     while True:
@@ -167,11 +169,23 @@ def _minus_log_sf(t: Floats) -> Floats:
 
 
 def _log_normal_quantile(sigma: float, t: Floats) -> Floats:
-    return np.asarray(-sigma * special.ndtri_exp(-_minus_log_sf(t)))
+    return np.asarray(-sigma * _special().ndtri_exp(-_minus_log_sf(t)))
 
 
 def _log_gamma_quantile(shape: float, t: Floats) -> Floats:
     """Of a gamma distribution with mean 1; from the nearer end, where digits are not lost."""
+    special = _special()
     lower = special.gammaincinv(shape, special.expit(np.minimum(t, 0)))
     upper = special.gammainccinv(shape, special.expit(-np.maximum(t, 0)))
     return np.asarray(np.log(np.where(t < 0, lower, upper) / shape))
+
+
+def _special() -> Any:
+    """Import SciPy's special functions on use: nothing else in the package needs SciPy."""
+    try:
+        return import_module("scipy.special")
+    except ModuleNotFoundError:
+        raise SpecError(
+            "this formula needs scipy, which is not installed; "
+            "install it with: pip install 'paceline[lab]'"
+        ) from None
