@@ -6,13 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.core.events import Fate
-from paceline.errors import SpecError, TraceError
-from paceline.latency import Recorded
+from paceline.errors import TraceError
 from paceline.sim.cluster import Cluster
 from paceline.sim.recording import Replayed, recorded_times
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.trace.schema import Trace, write_trace
+from paceline.trace.schema import Trace
 from paceline.watch.summary import summarize
 
 SPEC = RunSpec(workers=4, steps=60, seed=3)
@@ -136,21 +135,6 @@ def test_travel_counts_where_the_new_simulation_has_no_network():
 
     np.testing.assert_allclose(with_it.times[0], [5.2] * 3)
     assert without.times[0].tolist() == [1.0] * 3
-
-
-def test_a_trace_file_is_a_latency(tmp_path):
-    path = tmp_path / "run.jsonl"
-    write_trace(simulate("sync", UNEVEN, SPEC), path)
-
-    cluster = Cluster.parse(f"trace:{path}")
-
-    assert isinstance(cluster.times, Recorded)
-    assert simulate("backup:1", cluster, SPEC).records[-1].version == 60
-
-
-def test_a_latency_from_a_trace_must_name_its_file():
-    with pytest.raises(SpecError, match="must name its file"):
-        Cluster.parse("trace: ")
 
 
 def test_a_gradient_that_came_twice_is_no_computation():
