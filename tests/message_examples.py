@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Messages of every kind: an example of each, and strategies that make any."""
+"""An example of each message, and hypothesis strategies that generate any message."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,29 +13,29 @@ from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.tensors.state_spec import OptimizerSpec, OptionChange, StateSpec, TensorSpec
 
-__all__ = ["CONTENTS", "EXAMPLES", "any_message", "unhurried"]
+__all__ = ["EXAMPLES", "SPEC", "any_message", "unhurried"]
 
-unhurried = settings(deadline=None)  # a test must not fail because the machine is busy
+unhurried = settings(deadline=None)  # a busy machine must not fail a test
 
-CONTENTS = StateSpec(
+SPEC = StateSpec(
     (OptimizerSpec("SGD", (TensorSpec("weight", "torch.float32", (2, 3), (3, 1)),)),),
     (TensorSpec("mean", "torch.float32", (3,), (1,)),),
     (TensorSpec("count", "torch.int64", (), ()),),
     (TensorSpec("frozen", "torch.float64", (0,), (1,)),),
 )
-_SEEN = messages.FateNotice(Fate.LATE, 6, 1, 0)
+_NOTICE = messages.FateNotice(Fate.LATE, 6, 1, 0)
 _OPTION = OptionChange(0, 0, "lr", 0.1)
 
 EXAMPLES = [
     messages.Hello(messages.PROTOCOL, bytes(32)),
     messages.Challenge(bytes(32), bytes(32)),
     messages.Proof(bytes(32)),
-    messages.Join(3, RELEASE, CONTENTS),
+    messages.Join(3, RELEASE, SPEC),
     messages.Welcome(4, "50ms", 7, True, False),
-    messages.Refused("it has another token"),
-    messages.Assignment(5, 7, 1, True, (7,), 12.5, (_OPTION,), _SEEN),
+    messages.Refused("the token is wrong"),
+    messages.Assignment(5, 7, 1, (7,), 12.5, (_OPTION,), _NOTICE),
     messages.CancelTurn(5),
-    messages.RunEnded(8, 1, False, (8,), _SEEN),
+    messages.RunEnded(8, 1, (8,), _NOTICE),
     messages.GradientReport(5, 7, 0, 32, 0.05, 1.5, (0,), (_OPTION,), {"loss": 0.5}),
     messages.AbandonReport(5, 0.05),
     messages.StateRequest("optimizer", 0),
@@ -44,12 +44,14 @@ EXAMPLES = [
     messages.WorkerUnavailable(3, "it fails"),
     messages.PositionRequest(2),
     messages.PositionReport(2, b"somewhere"),
+    messages.SlotShared(),
+    messages.BufferShared(1),
 ]
-"""One of each kind."""
+"""One of each message."""
 
 
 def any_message(kind: Any) -> st.SearchStrategy[Any]:
-    """All values of a type of messages."""
+    """Return a strategy that generates any value of a message type."""
     return _values(inspect.type_info(kind))
 
 

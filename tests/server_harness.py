@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A run in one process that anybody can come into.
+"""A whole run in one process, into which a test can send any peer.
 
-The server runs in the thread of the test. Another one plays two honest workers, and whoever comes
-between them, message by message: so an intruder always comes while both compute at version 1.
+The server runs in the thread of the test. Another thread plays two honest workers, message by
+message, and lets an intruder in between their steps: it always comes while both compute at
+version 1.
 """
 
 import gc
@@ -14,13 +15,15 @@ from pathlib import Path
 from threading import Thread
 
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import nn
 
 from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
 from paceline.run.net import messages
-from paceline.run.net.channel import listen, new_token
+from paceline.run.net.address import listen
+from paceline.run.net.handshake import new_token
+from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
 from paceline.run.server.checkpoint import Archive
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.listener import Listener
@@ -33,9 +36,19 @@ from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Header, Trace
 from paceline.watch.audit import audit
-from strangers import Raw
+from strangers import RawPeer
 
-__all__ = ["STEPS", "TOKEN", "Scene", "Served", "keeper_of", "kept_open", "nobody", "serve"]
+__all__ = [
+    "STEPS",
+    "TOKEN",
+    "Harness",
+    "Served",
+    "checkpointer_for",
+    "no_intruder",
+    "serve",
+    "shared_memory_listener",
+    "unclosed_descriptors",
+]
 
 TOKEN = new_token()
 STEPS = 3
@@ -51,67 +64,69 @@ class Served:
     trace: Trace
 
 
-class Scene:
-    """A run that somebody can come into."""
+class Harness:
+    """A run that a test can send peers into."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.common = gather([self.model], [self.optimizer])
-        self.contents = self.common.contents
+        self.state = gather([self.model], [self.optimizer])
+        self.spec = self.state.contents
         self.address = f"unix:@paceline-test-{secrets.token_hex(8)}"
-        self.made: list[Raw] = []
+        self.peers: list[RawPeer] = []
 
-    def come(self, token: str | None = TOKEN) -> Raw:
-        """Somebody comes, proven or, without a token, as a stranger."""
-        self.made.append(Raw(self.address, token))
-        return self.made[-1]
+    def connect(self, token: str | None = TOKEN) -> RawPeer:
+        """Connect a peer: authenticated, or without a token not yet."""
+        self.peers.append(RawPeer(self.address, token))
+        return self.peers[-1]
 
-    def play(self, intrude: Callable[["Scene"], object]) -> None:
-        """Two honest workers train, and between their steps somebody comes in."""
-        honest = [self.come().join(worker, self.contents) for worker in range(2)]
+    def train(self, intrude: Callable[["Harness"], object]) -> None:
+        """Play two honest workers, and call `intrude` between their steps."""
+        honest = [self.connect().join(worker, self.spec) for worker in range(2)]
         for version in range(STEPS):
-            works = [worker.get_work() for worker in honest]
+            assignments = [worker.receive_assignment() for worker in honest]
             if version == 1:
                 intrude(self)
-            for number, (worker, work) in enumerate(zip(honest, works, strict=True)):
-                values = [(p + version) * (number + 1) for p in worker.at.parameters[0]]
-                worker.say(worker.gradient(work, *values))
+            for number, (worker, assignment) in enumerate(zip(honest, assignments, strict=True)):
+                values = [(p + version) * (number + 1) for p in worker.parameters.parameters[0]]
+                worker.send(worker.gradient(assignment, *values))
         for worker in honest:
-            assert isinstance(worker.get_work(), messages.RunEnded)
+            assert isinstance(worker.receive_assignment(), messages.RunEnded)
 
 
 USUAL = Settings(spec=RunSpec(workers=2, steps=STEPS), checkpoint_every="0")
 
 
 def serve(
-    intrude: Callable[[Scene], object],
+    intrude: Callable[[Harness], object],
     folder: Path,
     settings: Settings = USUAL,
     *,
     alone: bool = False,
 ) -> Served:
-    """Serve a run while `intrude` happens to it, or is `alone` what happens; its trace is sound."""
-    scene = Scene()
+    """Serve a run while `intrude` happens to it (`alone`: and nothing else); audit its trace."""
+    harness = Harness()
     decider = Decider(parse_policy(settings.policy), settings.spec)
-    shard = Shard(scene.common, [], settings, decider.policy.versions_kept)
-    listener = Listener(listen(scene.address), TOKEN)
+    store = SharedMemoryStore(harness.spec)
+    kept = decider.policy.versions_kept
+    shard = Shard(harness.state, [], store, versions_kept=kept, ema=settings.ema)
+    listener = shared_memory_listener(harness.address, store)
     path = folder / "trace.jsonl"
     recorder = Recorder(path, Header.of("run", decider.policy, settings.spec, {}))
-    checkpointer = keeper_of(settings, folder)
+    checkpointer = checkpointer_for(settings, folder)
     errors: list[BaseException] = []
 
     def act() -> None:
         try:
             if alone:
-                intrude(scene)
+                intrude(harness)
             else:
-                scene.play(intrude)
-        except BaseException as error:  # told in the test's own thread
+                harness.train(intrude)
+        except BaseException as error:  # raised again in the test's own thread
             errors.append(error)
         finally:
-            for peer in scene.made:
+            for peer in harness.peers:
                 peer.close()
             listener.stop_wanted = bool(errors)
 
@@ -121,32 +136,38 @@ def serve(
         failure = Server(settings, decider, shard, listener, recorder, checkpointer).serve()
     finally:
         thread.join()
+        store.close()
     if errors:
         raise errors[0]
     trace = read_trace(path)
     audit(trace)
-    weights = torch.cat([p.detach().flatten() for p in scene.model.parameters()])
-    momentum = [s["momentum_buffer"].flatten() for s in scene.optimizer.state.values()]
+    weights = torch.cat([p.detach().flatten() for p in harness.model.parameters()])
+    momentum = [s["momentum_buffer"].flatten() for s in harness.optimizer.state.values()]
     return Served(failure, weights, torch.cat(momentum), trace)
 
 
-def keeper_of(settings: Settings, folder: Path) -> Checkpointer:
-    """Who saves a run with these settings in this folder."""
+def shared_memory_listener(address: str, store: SharedMemoryStore) -> Listener:
+    """Return a listener whose peers share the memory of the store."""
+    return Listener(listen(address), TOKEN, lambda channel: SharedMemoryPeer(channel, store))
+
+
+def checkpointer_for(settings: Settings, folder: Path) -> Checkpointer:
+    """Return the checkpointer of a run with these settings in this folder."""
     every = parse_every(settings.checkpoint_every)
     return Checkpointer(Archive(folder / "checkpoints", print), every, lambda: None, print)
 
 
-def nobody(scene: Scene) -> None:
-    """Comes in."""
+def no_intruder(harness: Harness) -> None:
+    """Leave the run alone."""
 
 
-def kept_open(folder: Path, intrude: Callable[[Scene], object] = nobody) -> int:
-    """How many descriptors stay open after a run; a server keeps some until its process ends."""
-    before = _open_fds()
+def unclosed_descriptors(folder: Path, intrude: Callable[[Harness], object] = no_intruder) -> int:
+    """Return how many descriptors are open after a run that weren't before."""
+    before = _open_descriptors()
     serve(intrude, folder)
-    return _open_fds() - before
+    return _open_descriptors() - before
 
 
-def _open_fds() -> int:
-    gc.collect()  # a mapping holds a descriptor until it is gone
+def _open_descriptors() -> int:
+    gc.collect()  # a mapping holds a descriptor until it is collected
     return len(os.listdir("/proc/self/fd"))

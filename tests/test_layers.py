@@ -36,7 +36,7 @@ RUN_MAY_IMPORT = {
     "net": {"settings", "tensors"},
     "launch": {"settings", "net"},
     "worker": {"settings", "tensors", "net", "launch.environment"},
-    "server": {"settings", "tensors", "net"},
+    "server": {"settings", "tensors", "net", "launch.environment", "launch.run_folder"},
     "script": {"settings", "tensors", "net", "launch", "worker", "server"},
 }
 """The parts of `run` that each part may import besides itself; worker and server never meet."""

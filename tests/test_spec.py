@@ -37,6 +37,8 @@ def test_the_limits_themselves_are_allowed():
         ({"workers": 0}, "workers must be >= 1, got 0"),
         ({"workers": -2}, "workers must be >= 1, got -2"),
         ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"samples": 0}, "samples must be >= 1, got 0"),
+        ({"samples": -5}, "samples must be >= 1, got -5"),
         ({"min_workers": 0}, "min_workers must be between 1 and workers=3, got 0"),
         ({"min_workers": 4}, "min_workers must be between 1 and workers=3, got 4"),
         ({"late": "drop"}, "late must be 'cancel' or 'finish', got 'drop'"),

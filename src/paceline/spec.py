@@ -41,6 +41,9 @@ class RunSpec:
     steps: int | None = None
     """The run ends when it has made this many updates; None: when it is told to."""
 
+    samples: int | None = None
+    """The run ends with the update that brings it to this many accepted samples, if not sooner."""
+
     min_workers: int = 1
     """With fewer workers alive than this the run pauses."""
 
@@ -55,6 +58,8 @@ class RunSpec:
             raise SpecError(f"workers must be >= 1, got {self.workers}")
         if self.steps is not None and self.steps < 1:
             raise SpecError(f"steps must be >= 1, got {self.steps}")
+        if self.samples is not None and self.samples < 1:
+            raise SpecError(f"samples must be >= 1, got {self.samples}")
         if not 1 <= self.min_workers <= self.workers:
             raise SpecError(
                 f"min_workers must be between 1 and workers={self.workers}, got {self.min_workers}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Throws bytes that a fuzzer makes at everything that reads what a peer sends.
+"""Fuzz everything that reads bytes from a peer.
 
     make fuzz
 
-Whatever comes, a reader gives a message, or raises `ProtocolError`; a message that was understood
-comes back as it was, and nobody is trusted who does not have the token. Options are those of
-libFuzzer, for instance `-max_total_time=60`; input that breaks something is kept as `crash-*`.
+Every input must either decode to a message that survives a round trip or raise `ProtocolError`, and
+no input may authenticate a client that doesn't know the token. The options are libFuzzer's, for
+instance `-max_total_time=60`. An input that breaks something is saved as `crash-*`.
 """
 
 import os
@@ -22,12 +22,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["paceline.run"]):
     from paceline.errors import PeerLost, ProtocolError
     from paceline.run.net import messages
-    from paceline.run.net.channel import STRANGER_LIMIT, Challenger, Channel, Frames
-    from paceline.run.server.peers import Peer
+    from paceline.run.net.channel import STRANGER_LIMIT, Channel
+    from paceline.run.net.framing import FrameBuffer
+    from paceline.run.net.handshake import Challenger
     from paceline.run.tensors.region import Region
     from paceline.run.tensors.state import pack, unpack
 
-import torch  # beside it, so that it is not instrumented
+import torch  # outside the block above, so that it is not instrumented
 
 from message_examples import EXAMPLES
 
@@ -36,16 +37,16 @@ MEMORY_BYTES = 4096
 
 
 def read_frames(data: bytes) -> None:
-    """The bytes are a stream of frames, and each frame may be a message."""
-    frames = Frames(STRANGER_LIMIT)
+    """Read the bytes as a stream of frames, and each frame as a message."""
+    frames = FrameBuffer(STRANGER_LIMIT)
     frames.feed(data)
     with suppress(ProtocolError):
-        while (body := frames.cut()) is not None:
+        while (body := frames.next_body()) is not None:
             read_message(body)
 
 
 def read_message(data: bytes) -> None:
-    """The bytes are a message."""
+    """Read the bytes as a message."""
     for decode in DECODERS:
         try:
             message = decode(data)
@@ -56,27 +57,31 @@ def read_message(data: bytes) -> None:
 
 
 def read_state(data: bytes, fd: int) -> None:
-    """The bytes are a tree whose tensors lie in this memory."""
+    """Read the bytes as a state whose tensors are in this memory."""
     with suppress(ProtocolError):
         unpack(data, fd)
 
 
 def read_stranger(data: bytes) -> None:
-    """The bytes are what a stranger says to the server."""
+    """Read the bytes as what an unauthenticated client sends to the server."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     channel = Channel(ours, messages.decode_stranger, STRANGER_LIMIT)
-    peer = Peer(channel, Challenger("token"), came_at=0.0)
+    challenger, is_authenticated = Challenger("token"), False
     with theirs, suppress(ProtocolError, PeerLost):
         theirs.sendall(data)
         for message in channel.receive_nowait():
-            peer.introduce(message)
-    assert not peer.is_proven
+            if isinstance(message, messages.Hello):
+                challenger.answer(message)
+            else:
+                challenger.check(message)
+                is_authenticated = True
+    assert not is_authenticated
     channel.close()
 
 
-def good_bytes() -> list[bytes]:
-    """A message of each kind, alone and in its frame, and a state."""
+def valid_inputs() -> list[bytes]:
+    """Return one of each message, with and without its frame, and a state."""
     tree, fd = pack({"state": {0: {"a": torch.ones(3), "b": [1, 2.5, None]}}}, "fuzz")
     os.close(fd)
     bodies = [messages.encode(message) for message in EXAMPLES]
@@ -85,7 +90,7 @@ def good_bytes() -> list[bytes]:
 
 def main() -> None:
     _, fd = Region.create(MEMORY_BYTES, "fuzz")
-    good = good_bytes()
+    valid = valid_inputs()
 
     def read(data: bytes) -> None:
         read_frames(data)
@@ -94,10 +99,10 @@ def main() -> None:
         read_stranger(data[:MEMORY_BYTES])
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
-        # Of what is decoded in C the fuzzer sees nothing, so it would forget nearly all examples.
+        # The decoder is in C, where the fuzzer sees no coverage: it would drop nearly all examples.
         random = Random(seed)
-        begin = random.choice(good) if random.random() < 0.5 else data
-        return atheris.Mutate(begin[:max_size], max_size)
+        start = random.choice(valid) if random.random() < 0.5 else data
+        return atheris.Mutate(start[:max_size], max_size)
 
     atheris.Setup(sys.argv, read, custom_mutator=mutate)
     atheris.Fuzz()

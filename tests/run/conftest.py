@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Real runs of real scripts on real processes, in a fraction of a second each.
+"""Fixtures that run real scripts in real processes, in a fraction of a second each.
 
-The process with torch in it that all others are forked from is started once, and serves all tests.
+The fork server, which has imported torch, is started once and serves all tests.
 """
 
 import sys
@@ -25,9 +25,9 @@ from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Trace
 from paceline.watch.audit import audit
-from server_harness import STEPS, Scene, Served, nobody, serve
+from server_harness import STEPS, Harness, Served, no_intruder, serve
 
-SPEC = ("workers", "steps", "min_workers", "late", "seed")
+SPEC = ("workers", "steps", "samples", "min_workers", "late", "seed")
 
 PREAMBLE = """
 import sys
@@ -46,19 +46,19 @@ def keep(run, **values):
 
 @dataclass
 class Ran:
-    """What came of a run."""
+    """The outcome of a run."""
 
     code: int
-    out: str  # what all processes printed, with their names in front
+    out: str  # what all processes printed, prefixed with their names
     err: str
     trace: Trace
-    kept: dict[int, dict[str, Any]]  # what each worker gave to `keep`
+    kept: dict[int, dict[str, Any]]  # what each worker passed to `keep`
     folder: Path
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Write a script. It begins with the usual imports, and `keep(run, name=value)`."""
+    """Write a script that begins with the usual imports and defines `keep(run, name=value)`."""
 
     def write(source: str) -> Path:
         path = tmp_path / "script.py"
@@ -70,9 +70,9 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def forkserver() -> Iterator[ForkServer]:
-    """What all processes of all tests are forked from."""
-    with ForkServer() as one:
-        yield one
+    """The fork server that all tests share."""
+    with ForkServer() as server:
+        yield server
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def launch(
     capsys: pytest.CaptureFixture[str],
     forkserver: ForkServer,
 ) -> Callable[..., Ran]:
-    """Run the source of a script with these settings, and check its trace.
+    """Run the source of a script with these settings, and audit its trace.
 
-    Nobody is started again unless `restart` says so.
+    No process is restarted unless `restart` is true.
     """
     count = 0
 
@@ -143,14 +143,12 @@ def call(
     tmp_path: Path,
     forkserver: ForkServer,
 ) -> Callable[..., tuple[Any, str, str]]:
-    """Call the command line with these words in this process; return exit code, out, err."""
+    """Run the command line in this process; return the exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     verb = import_module("paceline.cli.run")
-    monkeypatch.setattr(
-        verb, "ForkServer", lambda _: nullcontext(forkserver)
-    )  # there is one for all tests
+    monkeypatch.setattr(verb, "ForkServer", lambda _: nullcontext(forkserver))
 
-    def call_it(*words: object) -> tuple[Any, str, str]:
+    def run(*words: object) -> tuple[Any, str, str]:
         monkeypatch.setattr(sys, "argv", ["paceline", *map(str, words)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -158,22 +156,25 @@ def call(
         printed = capsys.readouterr()
         return ended.value.code, printed.out, printed.err
 
-    return call_it
+    return run
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """The run to which nobody comes."""
-    return serve(nobody, tmp_path_factory.mktemp("undisturbed"))
+    """A run without an intruder."""
+    return serve(no_intruder, tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture
 def unharmed(
     undisturbed: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[[Callable[[Scene], object]], tuple[Served, str]]:
-    """Let somebody come in; check that the run is as it would have been, and give what was said."""
+) -> Callable[[Callable[[Harness], object]], tuple[Served, str]]:
+    """Serve a run with an intruder; check that its result is that of the undisturbed run.
 
-    def check(intrude: Callable[[Scene], object]) -> tuple[Served, str]:
+    Return the outcome and what was printed.
+    """
+
+    def check(intrude: Callable[[Harness], object]) -> tuple[Served, str]:
         capsys.readouterr()
         served = serve(intrude, tmp_path)
         assert served.failure == ""

@@ -26,9 +26,9 @@ from paceline.watch.words import join_words, plural
 __all__ = ["Load", "launch", "new_settings", "run"]
 
 ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
-SPEC_OPTIONS = frozenset({"workers", "steps", "min_workers", "late", "seed"})
+SPEC_OPTIONS = frozenset({"workers", "steps", "samples", "min_workers", "late", "seed"})
 PLAIN_OPTIONS = frozenset(
-    {"samples", "epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every"}
+    {"epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every"}
 )
 
 Load = Callable[[str], Any]
@@ -66,11 +66,14 @@ def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
     has_end = _check_ends(options) > 0
     return Settings(
         spec=RunSpec(
-            workers=options.workers, steps=options.steps, late=options.late, seed=options.seed
+            workers=options.workers,
+            steps=options.steps,
+            samples=options.samples,
+            late=options.late,
+            seed=options.seed,
         ),
         script=str(script),
         policy=str(parse_policy(policy)),
-        samples=options.samples,
         epochs=options.epochs if has_end else 1.0,
         ema=options.ema,
         clip_norm=options.clip_norm,

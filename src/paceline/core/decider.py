@@ -69,10 +69,13 @@ class Decider:
             spec=spec,
             memory=policy.recall(spec, origin.memory),
             version=origin.version,
+            samples=origin.samples,
             oldest=origin.version,
             turns=dict(origin.turns),
             last=None if spec.steps is None else max(spec.steps, origin.version),
         )
+        if self.ledger.has_enough_samples:
+            self.ledger.last = origin.version
         self._learns_from_updates = type(policy).observe_update is not Policy.observe_update
         self._story: deque[Event] = deque(maxlen=self.STORY_LENGTH)
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
@@ -190,7 +193,7 @@ class Decider:
         ledger = self.ledger
         if event.timer > ledger.timer:
             raise ProtocolError(f"there is no such timer: {event!r}")
-        if event.timer == ledger.timer and ledger.timer_runs:
+        if ledger.awaits_timer(event.timer):
             ledger.overdue = True
         return []
 
@@ -206,12 +209,16 @@ class Decider:
 
     def _on_stop_requested(self, event: StopRequested) -> list[Action]:
         del event
+        self._stop()
+        return []
+
+    def _stop(self) -> None:
+        """End the run with the last update that has a contribution already."""
         ledger = self.ledger
-        in_the_making = [u for u, tally in ledger.tallies.items() if tally.contributions]
-        last = max(in_the_making, default=ledger.version)
+        pending = [update for update, tally in ledger.tallies.items() if tally.contributions]
+        last = max(pending, default=ledger.version)
         ledger.last = last if ledger.last is None else min(last, ledger.last)
         ledger.stopping = True
-        return []
 
     def _member(self, worker: int, event: Event) -> Member:
         member = self.ledger.members.get(worker)
@@ -309,8 +316,11 @@ class Decider:
         contributions = tuple(ledger.tallies.pop(update).contributions)
         samples = sum(c.samples for c in contributions)
         ledger.version = update
+        ledger.samples += samples
         ledger.tallies.setdefault(update + 1, Tally())
         self._open()
+        if ledger.has_enough_samples:
+            self._stop()
         made = ledger.applying[update] = ApplyUpdate(
             update=update,
             contributions=contributions,

@@ -27,6 +27,9 @@ class Origin:
     memory: Any = None
     """What the policy remembered, as plain values; None: nothing."""
 
+    samples: int = 0
+    """Samples in the updates that led there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -81,6 +84,9 @@ class Ledger:
     version: int = 0
     """How many updates were made."""
 
+    samples: int = 0
+    """How many samples went into them."""
+
     oldest: int = 0
     """The version that this part of the run began with; those before it are not to be had."""
 
@@ -128,6 +134,15 @@ class Ledger:
     def next_tally(self) -> Tally:
         """The update that will be made next; there always is one."""
         return self.tallies[self.version + 1]
+
+    @property
+    def has_enough_samples(self) -> bool:
+        """Whether the run has used as many samples as it was asked to."""
+        return self.spec.samples is not None and self.samples >= self.spec.samples
+
+    def awaits_timer(self, timer: int) -> bool:
+        """Whether this timer is for the next update; one that is out of date is ignored."""
+        return timer == self.timer and self.timer_runs
 
     def outstanding(self) -> int:
         """How many of those here the next update may still wait for."""

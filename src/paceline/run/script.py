@@ -9,12 +9,10 @@ trains alone as a run of one worker.
 """
 
 import random
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 import msgspec
@@ -22,41 +20,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.core.decider import NOTHING, Decider
 from paceline.core.events import Fate
-from paceline.core.ledger import Origin
-from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.run.launch.environment import Identity, identity, threads
-from paceline.run.launch.run_folder import commit_spec, is_resumed, settings_of
-from paceline.run.net.channel import listen
-from paceline.run.server.checkpoint import Archive, Saved
-from paceline.run.server.checkpointer import Checkpointer
-from paceline.run.server.listener import Listener
-from paceline.run.server.recorder import Recorder
-from paceline.run.server.server import Server
-from paceline.run.server.weights import write_weights
-from paceline.run.settings import Settings, parse_every
+from paceline.run.launch.run_folder import settings_of
+from paceline.run.server.serve import serve_run
+from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory import keep_freed_memory
 from paceline.run.tensors.prepared import Prepared
-from paceline.run.tensors.shard import Shard
 from paceline.run.worker.data import BatchStream, samples_in_epoch
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import with_own_order
 from paceline.run.worker.schedule import advance, follow
 from paceline.run.worker.worker import Last, Worker
-from paceline.trace.schema import Header
 
 __all__ = ["Run", "join"]
 
 T = TypeVar("T")
 U = TypeVar("U")
 Ts = TypeVarTuple("Ts")
-
-# Below this, waiting for a second thread on a busy machine costs more than it saves: measured.
-WORTH_THREADS_BYTES = 32 * 2**20
 
 
 def join() -> "Run":
@@ -176,7 +160,7 @@ class WorkerRun(Run):
         for scheduler in prepared.schedulers:
             follow(scheduler, server=True)
         _LoadGuard({module for model in prepared.models for module in model.modules()}, worker)
-        if self.worker and not worker.welcome.place:
+        if self.worker and not worker.welcome.position:
             _seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         worker.begin()
@@ -302,60 +286,11 @@ class ServerRun(Run):
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()
         settings = _with_samples(settings_of(self._who.run_dir), prepared.loaders)
-        run_dir, policy = self._who.run_dir, parse_policy(settings.policy)
-        common = gather(prepared.models, prepared.optimizers)
-        shard = Shard(common, prepared.schedulers, settings, policy.versions_kept)
-        if shard.layout.size < WORTH_THREADS_BYTES:
-            torch.set_num_threads(1)
-        # Before anything is touched: where another server is, nothing here is ours.
-        listener = Listener(token=self._who.token(), sock=listen(self._who.address))
-        archive = Archive(run_dir / "checkpoints", _say)
-        saved = archive.load()
-        if saved is not None:
-            shard.restore(saved.version, saved.shard)
-        header = Header.of("run", policy, settings.spec, {"torch": str(torch.__version__)})
-        recorder, origin = _recorder(run_dir / "trace.jsonl", header, saved)
-        checkpointer = Checkpointer(
-            archive,
-            parse_every(settings.checkpoint_every),
-            partial(_export, run_dir, prepared.models, shard),
-            _say,
-        )
-        listener.stop_on(signal.SIGTERM, signal.SIGINT)
-        decider = Decider(policy, settings.spec, origin)
-        server = Server(settings, decider, shard, listener, recorder, checkpointer)
-        if saved is not None:
-            server.restore(saved)
-        del saved  # it holds a copy of everything
-        commit_spec(run_dir)
-        failure = server.serve()
+        state = gather(prepared.models, prepared.optimizers)
+        failure = serve_run(self._who, settings, state, prepared.models, prepared.schedulers)
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
         raise SystemExit(1 if failure else 0)
-
-
-_say = partial(print, flush=True)
-
-
-def _recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Recorder, Origin]:
-    """The trace, begun or gone on with, and where the run begins."""
-    is_new = not path.exists()
-    recorder = Recorder(path, header, begins_anew=is_new)
-    if is_new and saved is None:
-        return recorder, NOTHING
-    version, memory = (saved.version, saved.memory) if saved else (0, None)
-    if saved is None:
-        _say("there is no checkpoint: the run begins anew")
-    restored = recorder.restore(header, version, memory, is_resumed(path.parent))
-    return recorder, restored.origin()
-
-
-def _export(run_dir: Path, models: list[nn.Module], shard: Shard) -> None:
-    """Write the weights; a run that is over does not fail for want of a disk."""
-    try:
-        write_weights(run_dir, models, shard)
-    except Exception as error:  # a model of the script's may hold whatever it likes
-        _say(f"the weights cannot be written: {error!r}")
 
 
 def _with_samples(settings: Settings, loaders: list[Any]) -> Settings:
@@ -365,4 +300,5 @@ def _with_samples(settings: Settings, loaders: list[Any]) -> Settings:
     sizes = [size for loader in loaders if (size := samples_in_epoch(loader))]
     if not sizes:
         raise SpecError("how long an epoch is cannot be told without a loader; use --steps")
-    return msgspec.structs.replace(settings, samples=round(settings.epochs * sizes[0]), epochs=None)
+    spec = replace(settings.spec, samples=round(settings.epochs * sizes[0]))
+    return msgspec.structs.replace(settings, spec=spec, epochs=None)

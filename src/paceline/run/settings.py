@@ -43,9 +43,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spec: RunSpec
     policy: str = "sync"
 
-    samples: int | None = None
-    """Stop after this many samples."""
-
     epochs: float | None = None
     """Stop after this many epochs."""
 
@@ -88,8 +85,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             parse_latency(self.slow).validate(self.spec)
         if self.spec.seed > LARGEST:
             raise SpecError(f"seed must be at most {LARGEST}, got {self.spec.seed}")
-        if self.samples is not None and self.samples < 1:
-            raise SpecError(f"samples must be >= 1, got {self.samples}")
         if self.epochs is not None and not 0 < self.epochs < inf:
             raise SpecError(f"epochs must be > 0 and finite, got {self.epochs}")
         if self.ema is not None and not 0 <= self.ema < 1:

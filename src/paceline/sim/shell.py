@@ -257,7 +257,7 @@ class Shell:
 
     def _on_timer(self, timer: int) -> None:
         ledger = self._decider.ledger
-        if timer == ledger.timer and ledger.timer_runs and self._end is None:
+        if ledger.awaits_timer(timer) and self._end is None:
             self._tell(TimerFired(self._engine.now, timer))
 
     def _on_until(self) -> None:

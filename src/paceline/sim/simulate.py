@@ -36,8 +36,8 @@ def simulate(
     """
     policy = parse_policy(policy)
     policy.validate(spec)
-    if spec.steps is None and until is None:
-        raise SpecError("the simulation needs an end: give steps, or a time with until")
+    if spec.steps is None and spec.samples is None and until is None:
+        raise SpecError("the simulation needs an end: give steps, samples, or a time with until")
     if until is not None and not until >= 0:
         raise SpecError(f"until must be >= 0 seconds, got {until}")
     cluster.validate(spec)
@@ -59,7 +59,7 @@ def _fast(
     """The records by the vectorised way, or None where it cannot serve."""
     only_times = cluster.times.is_stationary and cluster.network is None and not cluster.faults
     steps = spec.steps or 0
-    if not only_times or steps * spec.workers > FAST_LIMIT:
+    if not only_times or spec.samples is not None or steps * spec.workers > FAST_LIMIT:
         return None
     try:
         # By exact type: a subclass may answer differently, so it needs the decider.

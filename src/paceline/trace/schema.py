@@ -80,6 +80,7 @@ class Header(_Line, tag="header", frozen=True, kw_only=True, omit_defaults=False
     policy: str
     workers: int
     steps: int | None = None
+    samples: int | None = None
     min_workers: int = 1
     late: Late = "cancel"
     seed: int = 0
@@ -208,10 +209,11 @@ class Restored(_Line, tag="restored", frozen=True):
     turns: dict[int, Whole] = {}  # how many pieces of work each worker has had
     memory: Any = None  # what the policy remembers, as plain values
     resumed: bool = False  # by somebody; otherwise its server was killed, and started again
+    samples: Whole = 0  # in the updates up to this version
 
     def origin(self) -> Origin:
         """Where the run goes on from, for a `Decider`."""
-        return Origin(self.version, self.turns, self.memory)
+        return Origin(self.version, self.turns, self.memory, self.samples)
 
 
 class Ended(_Line, tag="ended", frozen=True):

@@ -15,7 +15,7 @@ from paceline.run.launch.environment import (
     threads,
     variables,
 )
-from paceline.run.net.channel import new_token
+from paceline.run.net.handshake import new_token
 
 SERVER = Identity("unix:@name", Path("/run/token"), Path("/run"), None)
 WORKER = Identity("unix:@name", Path("/run/token"), Path("/run"), 3)

@@ -95,7 +95,7 @@ optimizer = Breaks(model.parameters(), lr=0.1)
     ran = launch(troubled(breaks + QUIET), steps=8)
     assert ran.code == 1
     assert_server_agrees(ran.out, ran.trace)
-    where = "; failed at update 3 of 8: update 3 could not be made: ValueError('out of luck')."
+    where = "; failed at update 3 of 8: update 3 failed: ValueError('out of luck')."
     assert report(ran.trace)[0].endswith(where)
 
 

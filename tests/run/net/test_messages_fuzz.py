@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whatever bytes and messages come, they are understood or refused; nothing else ever happens."""
+"""Any bytes and any messages are either accepted or refused; nothing else ever happens."""
 
-import os
 import secrets
 import socket
-import struct
 from contextlib import closing, suppress
 
 import pytest
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -20,9 +18,12 @@ from paceline.core.policies import parse_policy
 from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.net import messages
-from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT, Challenger, Frames, listen
+from paceline.run.net.address import listen
+from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT
+from paceline.run.net.framing import FrameBuffer, frame
+from paceline.run.net.handshake import Challenger
+from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.server.listener import Listener
-from paceline.run.server.peers import Peer
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.server import Server
 from paceline.run.settings import Settings
@@ -35,16 +36,16 @@ from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Header
 from paceline.watch.audit import audit
-from server_harness import TOKEN, keeper_of
-from strangers import Raw, prove
+from server_harness import TOKEN, checkpointer_for, shared_memory_listener
+from strangers import RawPeer, prove
 
 DECODERS = [messages.decode_stranger, messages.decode_worker, messages.decode_server]
-STREAM = b"".join(struct.pack("<I", len(b)) + b for b in map(messages.encode, EXAMPLES))
+STREAM = b"".join(frame(messages.encode(message)) for message in EXAMPLES)
 
 
 @st.composite
-def spoiled(draw, whole=STREAM):
-    """A piece of good bytes with a few of them changed, lost, or said twice."""
+def damaged(draw, whole=STREAM):
+    """A piece of valid bytes with a few of them changed, lost or repeated."""
     begin = draw(st.integers(0, len(whole)))
     data = bytearray(whole[begin : draw(st.integers(begin, len(whole)))])
     for _ in range(draw(st.integers(0, 4))):
@@ -53,13 +54,13 @@ def spoiled(draw, whole=STREAM):
     return bytes(data)
 
 
-any_bytes = st.one_of(st.binary(max_size=600), spoiled())
+any_bytes = st.one_of(st.binary(max_size=600), damaged())
 
 
 @unhurried
 @given(any_bytes, st.lists(st.integers(1, 100)), st.sampled_from([STRANGER_LIMIT, MEMBER_LIMIT]))
-def test_frames_are_the_same_however_bytes_are_split(data, sizes, limit):
-    whole, parts = Frames(limit), Frames(limit)
+def test_frames_do_not_depend_on_how_bytes_are_split(data, sizes, limit):
+    whole, parts = FrameBuffer(limit), FrameBuffer(limit)
     whole.feed(data)
     cuts = [*sizes, len(data)]
     expected, found = cut_all(whole), []
@@ -67,16 +68,16 @@ def test_frames_are_the_same_however_bytes_are_split(data, sizes, limit):
         parts.feed(data[:size])
         data = data[size:]
         found += cut_all(parts)
-        if found and found[-1] is None:  # the peer is shown out
+        if found and found[-1] is None:
             break
     assert found == expected
 
 
 def cut_all(frames):
-    """All frames that are whole; None at the end where the next is refused."""
+    """Return all complete frames, and None at the end if the next one is refused."""
     found = []
     try:
-        while (body := frames.cut()) is not None:
+        while (body := frames.next_body()) is not None:
             found.append(body)
             assert 0 < len(body) <= frames.limit
     except ProtocolError:
@@ -85,8 +86,8 @@ def cut_all(frames):
 
 
 @unhurried
-@given(st.one_of(any_bytes, spoiled(messages.encode(EXAMPLES[3]))))
-def test_bytes_are_a_message_or_refused(data):
+@given(st.one_of(any_bytes, damaged(messages.encode(EXAMPLES[3]))))
+def test_any_bytes_are_a_message_or_refused(data):
     for decode in DECODERS:
         with suppress(ProtocolError):
             message = decode(data)
@@ -95,7 +96,7 @@ def test_bytes_are_a_message_or_refused(data):
 
 @unhurried
 @given(any_bytes)
-def test_bytes_are_a_state_or_refused(data):
+def test_any_bytes_are_a_state_or_refused(data):
     region, fd = Region.create(64, "test")
     del region
     with open(fd, "rb"), suppress(ProtocolError):
@@ -104,72 +105,56 @@ def test_bytes_are_a_state_or_refused(data):
 
 @pytest.fixture(scope="module")
 def listener():
-    listener = Listener(listen(f"unix:@paceline-test-{secrets.token_hex(8)}"), TOKEN)
+    """A listener whose peers are plain channels, and that forgets what it refused."""
+    listening = listen(f"unix:@paceline-test-{secrets.token_hex(8)}")
+    listener = Listener(listening, TOKEN, lambda channel: channel, lambda _: None)
     yield listener
-    listener.shut()
-
-
-def attend(listener):
-    """Hear everybody once; what workers said. Nothing but the two errors of a link may come."""
-    said = []
-    for peer in listener.wait(0.0):
-        try:
-            said += listener.hear(peer)
-        except (ProtocolError, PeerLost) as error:
-            listener.close(peer, str(error))
-    return said
+    listener.shut_down()
 
 
 @unhurried
 @given(data=st.lists(any_bytes, max_size=3), hello=st.booleans())
-def test_whatever_a_stranger_says_the_door_stays_open_for_others(listener, data, hello):
-    stranger, friend = (socket.socket(socket.AF_UNIX) for _ in range(2))
-    with closing(stranger), closing(friend):
-        stranger.connect(listener._listener.getsockname())
+def test_listener_survives_any_unauthenticated_client(listener, data, hello):
+    intruder, client = (socket.socket(socket.AF_UNIX) for _ in range(2))
+    with closing(intruder), closing(client):
+        intruder.connect(listener._listening.getsockname())
         if hello:
-            stranger.sendall(framed(messages.Hello(messages.PROTOCOL, bytes(32))))
+            intruder.sendall(framed(messages.Hello(messages.PROTOCOL, bytes(32))))
         for part in data:
             with suppress(BrokenPipeError, ConnectionResetError):
-                stranger.sendall(part)
-            assert attend(listener) == []  # it has not proved anything
-        friend.connect(listener._listener.getsockname())
-        friend.sendall(framed(messages.Hello(messages.PROTOCOL, bytes(32))))
-        friend.setblocking(False)
+                intruder.sendall(part)
+            assert listener.wait(0.0) == []  # it is not authenticated
+        client.connect(listener._listening.getsockname())
+        client.sendall(framed(messages.Hello(messages.PROTOCOL, bytes(32))))
+        client.setblocking(False)
         answer = b""
         while not answer:
-            assert attend(listener) == []
+            assert listener.wait(0.0) == []
             with suppress(BlockingIOError):
-                answer = friend.recv(4096)
+                answer = client.recv(4096)
         assert isinstance(messages.decode_server(answer[4:]), messages.Challenge)
-    attend(listener)
+    assert listener.wait(0.0) == []
 
 
 def framed(message):
-    body = messages.encode(message)
-    return struct.pack("<I", len(body)) + body
-
-
-class Deaf:
-    """The server's end of a link to nobody."""
-
-    def send(self, message):
-        pass
-
-    def trust(self, decode):
-        raise AssertionError("it was trusted")
+    return frame(messages.encode(message))
 
 
 @unhurried
 @given(st.lists(any_message(messages.FromStranger), max_size=4))
-def test_nobody_is_trusted_by_guessing(said):
-    peer = Peer(Deaf(), Challenger(TOKEN), came_at=0.0)
+def test_no_client_is_authenticated_by_guessing(sent):
+    challenger, is_authenticated = Challenger(TOKEN), False
     with suppress(ProtocolError):
-        for message in said:
-            peer.introduce(message)
-    assert not peer.is_proven
+        for message in sent:
+            if isinstance(message, messages.Hello):
+                challenger.answer(message)
+            else:
+                challenger.check(message)
+                is_authenticated = True
+    assert not is_authenticated
 
 
-# ------------------------------------------------------- a worker that says anything at any moment
+# ------------------------------------------------------ a worker that sends anything at any time
 
 FEW = st.integers(0, 2)
 LEGAL = st.one_of(
@@ -204,70 +189,71 @@ POLICIES = [
 ]
 
 
-class Table:
-    """A server, and workers whose messages it hears one at a time."""
+class FuzzedServer:
+    """A server, and workers whose messages it handles one at a time."""
 
     def __init__(self, policy, path):
         torch.manual_seed(0)
-        model = nn.Linear(2, 1)
-        common = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-        self.contents = common.contents
-        spec = Settings(spec=RunSpec(workers=3, steps=4), policy=policy, checkpoint_every="2")
-        self.decider = Decider(parse_policy(policy), spec.spec)
-        self.shard = Shard(common, [], spec, self.decider.policy.versions_kept)
-        self.model = model
+        self.model = nn.Linear(2, 1)
+        state = gather([self.model], [torch.optim.SGD(self.model.parameters(), lr=0.1)])
+        self.spec = state.contents
+        settings = Settings(spec=RunSpec(workers=3, steps=4), policy=policy, checkpoint_every="2")
+        self.decider = Decider(parse_policy(policy), settings.spec)
+        self.store = SharedMemoryStore(self.spec)
+        kept = self.decider.policy.versions_kept
+        shard = Shard(state, [], self.store, versions_kept=kept)
         self.address = f"unix:@paceline-test-{secrets.token_hex(8)}"
-        self.listener = Listener(listen(self.address), TOKEN)
-        self.seated = []
-        self.recorder = Recorder(path, Header.of("run", self.decider.policy, spec.spec, {}))
-        self.checkpointer = keeper_of(spec, path.parent)
+        self.listener = shared_memory_listener(self.address, self.store)
+        self.workers = []
+        self.recorder = Recorder(path, Header.of("run", self.decider.policy, settings.spec, {}))
+        self.checkpointer = checkpointer_for(settings, path.parent)
         self.server = Server(
-            spec, self.decider, self.shard, self.listener, self.recorder, self.checkpointer
+            settings, self.decider, shard, self.listener, self.recorder, self.checkpointer
         )
 
-    def hear(self):
-        """Hear all that was said, as the server does in its loop."""
+    def handle_all(self):
+        """Handle everything that has arrived, as the server does in its loop."""
         while peers := self.listener.wait(0.0):
             for peer in peers:
-                self.server._hear(peer)
-            self.server._lose_the_lost()
+                self.server._receive(peer)
+            for peer, reason in self.server._roster.take_broken():
+                self.server._lose(peer, reason)
             self.decider.check()
 
-    def seat(self, worker):
+    def add_worker(self, number):
         """Let a worker join."""
-        raw = Raw(self.address).say(messages.Hello(messages.PROTOCOL, bytes(32)))
-        self.listener.wait(0.0)  # lets it in
-        self.hear()
-        raw.say(prove(TOKEN, raw.hear()), messages.Join(worker, RELEASE, self.contents))
-        self.hear()
-        self.seated.append(raw)
+        worker = RawPeer(self.address).send(messages.Hello(messages.PROTOCOL, bytes(32)))
+        self.workers.append(worker)
+        self.listener.wait(0.0)  # accepts it
+        self.listener.wait(0.0)  # answers its hello
+        worker.send(prove(TOKEN, worker.receive()), messages.Join(number, RELEASE, self.spec))
+        self.handle_all()
 
     def close(self):
-        for raw in self.seated:
-            raw.close()
-        self.hear()
+        for worker in self.workers:
+            worker.close()
+        self.handle_all()
         self.checkpointer.finish()
         self.recorder.close()
-        self.listener.shut()
-        for fd in (self.shard.constants_fd, *(place.fd for place in self.shard._places)):
-            os.close(fd)  # a server keeps them until its process ends
+        self.listener.shut_down()
+        self.store.close()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_whatever_a_worker_says_the_books_are_in_order(policy, tmp_path_factory):
+def test_server_stays_consistent_whatever_workers_send(policy, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / "trace.jsonl"
 
     @settings(unhurried, max_examples=15)
     @given(st.lists(st.tuples(FEW, LEGAL), max_size=12))
-    def play(said):
-        with closing(Table(policy, path)) as table:
+    def check(sent):
+        with closing(FuzzedServer(policy, path)) as server:
             for worker in range(3):
-                table.seat(worker)
-            for worker, message in said:
+                server.add_worker(worker)
+            for worker, message in sent:
                 with suppress(PeerLost):
-                    table.seated[worker].say(message)
-                table.hear()
-            assert all(p.isfinite().all() for p in table.model.parameters())
+                    server.workers[worker].send(message)
+                server.handle_all()
+            assert all(p.isfinite().all() for p in server.model.parameters())
         audit(read_trace(path))
 
-    play()
+    check()

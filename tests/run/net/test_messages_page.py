@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tables of docs/protocol.md are those of run/messages.py.
+"""The tables in docs/protocol.md match run/net/messages.py.
 
-`python tests/test_protocol_page.py` writes them anew.
+Run this file with Python to regenerate them.
 """
 
 import inspect
@@ -16,13 +16,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 MARK = "<!-- tables -->\n"
 
 
-def table(title, messages):
-    lines = [f"## {title}", "", "| number | message | fields | what it says |", "|---|---|---|---|"]
-    for message in sorted(messages, key=lambda m: m.__struct_config__.tag):
-        fields = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(message))
-        says = " ".join(inspect.getdoc(message).split())
-        number = message.__struct_config__.tag
-        lines.append(f"| {number} | `{message.__name__}` | {fields} | {says} |")
+def table(title, kinds):
+    lines = [f"## {title}", "", "| number | message | fields | meaning |", "|---|---|---|---|"]
+    for kind in sorted(kinds, key=lambda kind: kind.__struct_config__.tag):
+        fields = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(kind))
+        meaning = " ".join(inspect.getdoc(kind).split())
+        number = kind.__struct_config__.tag
+        lines.append(f"| {number} | `{kind.__name__}` | {fields} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -36,11 +36,11 @@ def tables():
     )
 
 
-def test_the_page_has_the_tables_of_the_code():
+def test_page_has_the_tables_of_the_code():
     assert PAGE.read_text(encoding="utf-8").partition(MARK)[2] == tables()
 
 
-def test_numbers_are_given_once():
+def test_message_numbers_are_unique():
     kinds = (
         *get_args(messages.FromStranger),
         *get_args(messages.FromWorker),

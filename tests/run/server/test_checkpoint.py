@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoints: what was saved comes back to the bit, and what is torn is never taken for whole."""
+"""Checkpoints are restored to the bit, and a damaged file is never taken for an intact one."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ from message_examples import unhurried
 from paceline.errors import CheckpointError, SpecError
 from paceline.run.server.checkpoint import KEPT, MAGIC, Archive, Saved, Snapshot
 
-HEAD_BYTES = len(MAGIC) + 32  # the lengths of tree, places and tensors, and two checksums
+HEAD_BYTES = len(MAGIC) + 32  # the lengths of tree, positions and tensors, and two checksums
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.float8_e4m3fn, torch.float8_e5m2,
@@ -28,21 +28,21 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def saved(version=3, shard=None, places=None, **fields):
+def saved(version=3, shard=None, positions=None, **fields):
     usual = {"samples": 96, "options": [[2, 0, 0, "lr", 0.5]], "memory": [[0.25, True]]}
     shard = {"weights": torch.arange(1.0, 17).reshape(2, 8)} if shard is None else shard
-    places = {0: b"here", 7: b""} if places is None else places
-    return Saved(version=version, shard=shard, places=places, **{**usual, **fields})
+    positions = {0: b"here", 7: b""} if positions is None else positions
+    return Saved(version=version, shard=shard, positions=positions, **{**usual, **fields})
 
 
 def write(archive, one):
-    archive.save(Snapshot.of(one), one.places)
+    archive.save(Snapshot.of(one), one.positions)
     archive.wait()
 
 
 @contextmanager
 def folder_with(**files):
-    """A folder of checkpoints in which these files are."""
+    """Make a folder of checkpoints with these files."""
     with TemporaryDirectory() as name:
         for version, body in files.items():
             (Path(name) / f"{version[1:]}.ckpt").write_bytes(body)
@@ -54,7 +54,7 @@ def bits(tensor):
 
 
 def assert_same(found, given):
-    """Equal to the bit; a tuple comes back as a list."""
+    """Assert equality to the bit; a tuple comes back as a list."""
     if isinstance(given, torch.Tensor):
         assert bits(found)[:2] == bits(given)[:2]
         assert torch.equal(bits(found)[2], bits(given)[2])
@@ -72,29 +72,29 @@ def assert_same(found, given):
 
 
 @pytest.fixture
-def said():
+def printed():
     return []
 
 
 @pytest.fixture
-def archive(tmp_path, said):
-    return Archive(tmp_path / "checkpoints", said.append)
+def archive(tmp_path, printed):
+    return Archive(tmp_path / "checkpoints", printed.append)
 
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory):
-    """The bytes of a sound checkpoint, and where its parts begin."""
-    archive = Archive(tmp_path_factory.mktemp("sound") / "checkpoints", print)
+    """Return the bytes of an intact checkpoint, and where its parts begin."""
+    archive = Archive(tmp_path_factory.mktemp("intact") / "checkpoints", print)
     one = saved()
     snapshot = Snapshot.of(one)
     tree = len(snapshot.tree)
-    archive.save(snapshot, one.places)
+    archive.save(snapshot, one.positions)
     archive.wait()
     [path] = archive._files()
     return path.read_bytes(), HEAD_BYTES, HEAD_BYTES + tree, path.stat().st_size - 64
 
 
-# ---------------------------------------------------------------------------------- what comes back
+# -------------------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,21 @@ def body(tmp_path_factory):
     ],
     ids=lambda shard: next(iter(shard), "nothing"),
 )
-def test_what_was_saved_comes_back_to_the_bit(archive, said, shard):
+def test_checkpoint_is_restored_to_the_bit(archive, printed, shard):
     one = saved(shard=shard)
     write(archive, one)
     found = archive.load()
     assert_same(found.shard, one.shard)
     assert (found.version, found.samples) == (one.version, one.samples)
-    assert (found.options, found.memory, found.places) == (one.options, one.memory, one.places)
-    assert said == []
+    assert (found.options, found.memory, found.positions) == (
+        one.options,
+        one.memory,
+        one.positions,
+    )
+    assert printed == []
 
 
-def test_a_checkpoint_of_many_chunks_comes_back_to_the_bit(archive):
+def test_checkpoint_of_many_chunks_is_restored_to_the_bit(archive):
     large = torch.randint(0, 256, ((20 << 20) + 5,), dtype=torch.uint8)
     write(archive, saved(shard={"large": large, "small": torch.ones(3)}))
     found = archive.load().shard
@@ -132,33 +136,33 @@ def test_a_checkpoint_of_many_chunks_comes_back_to_the_bit(archive):
 
 @settings(unhurried, max_examples=30)
 @given(st.dictionaries(st.integers(0, 2**53), st.binary(max_size=50), max_size=5))
-def test_any_places_come_back(places):
+def test_any_positions_are_restored(positions):
     with TemporaryDirectory() as name:
         archive = Archive(Path(name), print)
-        write(archive, saved(places=places))
-        assert archive.load().places == places
+        write(archive, saved(positions=positions))
+        assert archive.load().positions == positions
 
 
-def test_what_changes_after_the_copy_is_not_saved(archive):
-    weights, places = torch.ones(3), {0: b"then"}
-    one = saved(shard={"weights": weights}, places=places)
+def test_change_after_the_copy_is_not_saved(archive):
+    weights, positions = torch.ones(3), {0: b"then"}
+    one = saved(shard={"weights": weights}, positions=positions)
     snapshot = Snapshot.of(one)
     weights.fill_(7)
-    archive.save(snapshot, places)
-    places[0] = b"later"
+    archive.save(snapshot, positions)
+    positions[0] = b"later"
     archive.wait()
     found = archive.load()
     assert torch.equal(found.shard["weights"], torch.ones(3))
-    assert found.places == {0: b"then"}
+    assert found.positions == {0: b"then"}
 
 
-def test_there_may_be_none_yet(archive, tmp_path):
+def test_load_returns_none_if_there_never_was_a_checkpoint(archive, tmp_path):
     assert archive.load() is None
     (tmp_path / "checkpoints").mkdir()
     assert archive.load() is None
 
 
-def test_what_cannot_be_saved_is_named_when_it_is_copied():
+def test_value_that_cannot_be_saved_is_named_when_it_is_copied():
     with pytest.raises(SpecError, match="the checkpoint contains a object, which can't be sent"):
         Snapshot.of(saved(shard={"odd": object()}))
 
@@ -170,7 +174,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_only_the_newest_are_kept(archive, tmp_path):
+def test_only_the_newest_checkpoints_are_kept(archive, tmp_path):
     for version in (2, 9, 10, 100, 12345678901):
         write(archive, saved(version))
     assert KEPT == 2
@@ -178,14 +182,14 @@ def test_only_the_newest_are_kept(archive, tmp_path):
     assert archive.load().version == 12345678901
 
 
-def test_a_version_that_is_saved_again_takes_the_place_of_the_one_before(archive, tmp_path):
+def test_version_that_is_saved_again_replaces_its_file(archive, tmp_path):
     for weight in (1.0, 2.0):
         write(archive, saved(5, {"weight": torch.tensor(weight)}))
     assert names(tmp_path / "checkpoints") == ["0000000005.ckpt"]
     assert archive.load().shard == {"weight": torch.tensor(2.0)}
 
 
-def test_what_was_never_finished_is_never_read_and_goes_with_the_next(archive, tmp_path):
+def test_partial_file_is_never_read_and_is_removed_by_the_next_write(archive, tmp_path):
     write(archive, saved(3))
     folder = tmp_path / "checkpoints"
     (folder / "0000000009.partial").write_bytes((folder / "0000000003.ckpt").read_bytes())
@@ -196,7 +200,7 @@ def test_what_was_never_finished_is_never_read_and_goes_with_the_next(archive, t
     assert names(folder) == ["0000000004.ckpt"]
 
 
-def test_files_that_are_not_ours_are_left_alone(archive, tmp_path):
+def test_other_files_in_the_folder_are_left_alone(archive, tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "best.ckpt").write_text("mine")
@@ -207,8 +211,8 @@ def test_files_that_are_not_ours_are_left_alone(archive, tmp_path):
     assert names(folder) == ["0000000002.ckpt", "0000000003.ckpt", "best.ckpt", "notes.txt"]
 
 
-def test_nothing_is_left_of_a_write(archive):
-    write(archive, saved())  # whatever is loaded once is
+def test_write_leaves_no_thread_and_no_descriptor(archive):
+    write(archive, saved())  # loads everything that is loaded lazily
     archive.load()
     before = os.listdir("/proc/self/fd")
     snapshot = Snapshot.of(saved(4))
@@ -218,31 +222,31 @@ def test_nothing_is_left_of_a_write(archive):
     assert [t.name for t in threading.enumerate() if t.name == "checkpoint"] == []
     archive.load()
     assert len(os.listdir("/proc/self/fd")) == len(before)
-    archive.wait()  # for nothing
+    archive.wait()  # returns at once
 
 
 @pytest.fixture
 def _no_thread_can_start():
-    """None has so much memory for its stack."""
+    """Ask for a stack that is larger than any memory."""
     before = threading.stack_size(1 << 47)
     yield
     threading.stack_size(before)
 
 
 @pytest.mark.usefixtures("_no_thread_can_start")
-def test_where_no_thread_can_start_it_is_written_all_the_same(archive, said):
+def test_checkpoint_is_written_even_if_no_thread_can_start(archive, printed):
     write(archive, saved(5))
     assert not archive.is_writing
     assert archive.load().version == 5
-    assert said == []
+    assert printed == []
 
 
-# --------------------------------------------------------------------------------- what is torn
+# ----------------------------------------------------------------------------------- damaged files
 
 
 def cuts(body):
-    """A length of each kind that a torn file may have."""
-    whole, tree, places, tensors = body
+    """Return a length of each kind that a truncated file may have."""
+    data, tree, positions, tensors = body
     return {
         "nothing": 0,
         "in the magic": 5,
@@ -250,11 +254,11 @@ def cuts(body):
         "in the sizes": len(MAGIC) + 11,
         "before the tree": tree,
         "in the tree": tree + 10,
-        "before the places": places,
-        "in the places": places + 3,
+        "before the positions": positions,
+        "in the positions": positions + 3,
         "before the tensors": tensors,
         "in the tensors": tensors + 20,
-        "at the last byte": len(whole) - 1,
+        "at the last byte": len(data) - 1,
     }
 
 
@@ -262,77 +266,76 @@ KINDS = [*cuts((b"", 0, 0, 0))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_breaks_off_is_torn(body, kind):
+def test_truncated_file_is_damaged(body, kind):
     end = cuts(body)[kind]
     assert end < len(body[0])
-    assert_torn(body[0][:end])
+    assert_damaged(body[0][:end])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_of_the_right_length_that_lacks_its_end_is_torn(body, kind):
-    """So a disk may leave it that had the length before the bytes."""
+def test_file_of_the_right_length_with_zeros_at_its_end_is_damaged(body, kind):
+    """A crash leaves this on a disk that had recorded the length before the bytes."""
     end = cuts(body)[kind]
-    assert_torn(body[0][:end] + bytes(len(body[0]) - end))
+    assert_damaged(body[0][:end] + bytes(len(body[0]) - end))
 
 
-def test_a_file_with_something_after_its_end_is_torn(body):
-    assert_torn(body[0] + b"\0")
+def test_file_with_something_after_its_end_is_damaged(body):
+    assert_damaged(body[0] + b"\0")
 
 
 @pytest.mark.parametrize("junk", [b"", b"\n", b"junk" * 1000, MAGIC, MAGIC + b"\xff" * 100])
-def test_junk_is_torn(junk):
-    assert_torn(junk)
+def test_file_of_junk_is_damaged(junk):
+    assert_damaged(junk)
 
 
 @unhurried
 @given(st.data())
-def test_a_file_with_another_byte_anywhere_is_torn(body, data):
-    whole = bytearray(body[0])
+def test_file_with_one_changed_byte_is_damaged(body, data):
+    damaged = bytearray(body[0])
     where = data.draw(st.sampled_from([0, *body[1:]])) + data.draw(st.integers(0, 31))
-    where = data.draw(st.just(where) | st.integers(0, len(whole) - 1))
-    whole[where] ^= data.draw(st.integers(1, 255))
-    assert_torn(bytes(whole))
+    where = data.draw(st.just(where) | st.integers(0, len(damaged) - 1))
+    damaged[where] ^= data.draw(st.integers(1, 255))
+    assert_damaged(bytes(damaged))
 
 
-def assert_torn(damaged):
-    """Alone it is an error, also when it is tried again; with one before it that one is taken."""
-    words = []
+def assert_damaged(damaged):
+    """Assert that it is an error on its own, twice, and that an earlier checkpoint is used."""
+    lines = []
     with folder_with(v9=damaged) as folder:
         for _ in range(2):
-            with pytest.raises(CheckpointError, match="is whole; begin a new run"):
-                Archive(folder, words.append).load()
-        assert names(folder) == ["9.torn"]
-    assert len(words) == 1
-    assert "9.ckpt is torn" in words[0]
-    assert words[0].endswith("; it is put aside")
+            with pytest.raises(CheckpointError, match="is intact; start a new run"):
+                Archive(folder, lines.append).load()
+        assert names(folder) == ["9.damaged"]
+    assert len(lines) == 1
+    assert "9.ckpt is damaged" in lines[0]
+    assert lines[0].endswith("; setting it aside")
     with folder_with(v9=damaged) as folder:
-        archive = Archive(folder, words.append)
-        sound = saved(7)
-        write(archive, sound)
-        assert_same(archive.load().shard, sound.shard)
-        assert names(folder) == ["0000000007.ckpt", "9.torn"]
+        archive = Archive(folder, lines.append)
+        intact = saved(7)
+        write(archive, intact)
+        assert_same(archive.load().shard, intact.shard)
+        assert names(folder) == ["0000000007.ckpt", "9.damaged"]
 
 
-def test_all_that_are_torn_are_put_aside_until_one_is_sound(body, said):
-    with folder_with(v9=b"torn", v8=body[0][:-1], v7=body[0]) as folder:
-        found = Archive(folder, said.append).load()
-        assert found.version == 3  # as its tree tells
-        assert names(folder) == ["7.ckpt", "8.torn", "9.torn"]
-    assert len(said) == 2
+def test_all_damaged_files_are_set_aside_until_one_is_intact(body, printed):
+    with folder_with(v9=b"damaged", v8=body[0][:-1], v7=body[0]) as folder:
+        found = Archive(folder, printed.append).load()
+        assert found.version == 3  # as its tree says
+        assert names(folder) == ["7.ckpt", "8.damaged", "9.damaged"]
+    assert len(printed) == 2
 
 
-def test_a_tree_that_is_no_checkpoint_is_refused_although_it_is_whole():
-    """As of another release."""
-    for tree in ({}, {"version": 3}, [1], {"places": {}}, {**vars(saved()), "new": 1}):
+def test_intact_file_of_another_release_is_refused_and_left_alone():
+    for tree in ({}, {"version": 3}, [1], {"positions": {}}, {**vars(saved()), "new": 1}):
         with TemporaryDirectory() as name:
-            archive, words = Archive(Path(name), print), []
+            archive, lines = Archive(Path(name), print), []
             snapshot = Snapshot.of(saved())
             other = Snapshot(3, msgpack(tree), snapshot.fd)
             archive.save(other, {})
             archive.wait()
             with pytest.raises(CheckpointError, match="is not a checkpoint of this release"):
-                Archive(Path(name), words.append).load()
-            assert words == []
+                Archive(Path(name), lines.append).load()
+            assert lines == []
             assert [file.suffix for file in Path(name).iterdir()] == [".ckpt"]  # for that release
 
 

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Disks that are full, for reading only, or not there: nothing is ever half-written."""
 
-import os
-
 import pytest
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import nn
 
 from disk import small_disk
+from paceline.run.net.in_process import InProcessStore
 from paceline.run.server.checkpoint import Archive, Saved, Snapshot
 from paceline.run.server.weights import write_weights
-from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
-from paceline.spec import RunSpec
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def megabyte(version):
 
 
 def write(archive, one):
-    archive.save(Snapshot.of(one), one.places)
+    archive.save(Snapshot.of(one), one.positions)
     archive.wait()
 
 
@@ -53,8 +50,8 @@ def test_a_full_disk_leaves_the_one_before_and_says_so(tmp_path, said):
         for version in (1, 2, 3):
             write(archive, megabyte(version))
         assert said == [
-            "the checkpoint of version 3 cannot be written: No space left on device; that of "
-            "version 2 stays"
+            "cannot write the checkpoint of version 3: No space left on device; "
+            "keeping that of version 2"
         ]
         folder = disk.path / "checkpoints"
         assert names(folder) == ["0000000001.ckpt", "0000000002.ckpt"]
@@ -70,7 +67,7 @@ def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(tmp_path, said):
     with small_disk(tmp_path / "disk", "512k") as disk:
         archive = Archive(disk.path / "checkpoints", said.append)
         write(archive, megabyte(1))
-        assert said[0].endswith("No space left on device; there is none before it")
+        assert said[0].endswith("No space left on device; there is no earlier one")
         assert names(disk.path / "checkpoints") == []
         assert archive.load() is None
 
@@ -92,8 +89,8 @@ def test_a_disk_for_reading_only_is_told(tmp_path, said):
         disk.remount("ro")
         write(archive, megabyte(2))
         assert said == [
-            "the checkpoint of version 2 cannot be written: Read-only file system; that of "
-            "version 1 stays"
+            "cannot write the checkpoint of version 2: Read-only file system; "
+            "keeping that of version 1"
         ]
         assert newest(archive) == 1
 
@@ -106,7 +103,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, said):
     ):
         write(Archive(folder, said.append), megabyte(3))
         assert said.pop() == (
-            f"the checkpoint of version 3 cannot be written: {why}; there is none before it"
+            f"cannot write the checkpoint of version 3: {why}; there is no earlier one"
         )
 
 
@@ -115,8 +112,8 @@ def test_a_disk_that_is_full_again_and_again_leaves_what_there_was_each_time(tmp
         archive = Archive(disk.path / "checkpoints", said.append)
         for version in (1, 2, 2, 3):
             write(archive, megabyte(version))
-        why = "cannot be written: No space left on device; that of version 1 stays"
-        assert said == [f"the checkpoint of version {version} {why}" for version in (2, 2, 3)]
+        why = "No space left on device; keeping that of version 1"
+        assert said == [f"cannot write the checkpoint of version {n}: {why}" for n in (2, 2, 3)]
         assert names(disk.path / "checkpoints") == ["0000000001.ckpt"]
         assert newest(archive) == 1
 
@@ -128,8 +125,8 @@ def test_of_a_version_that_cannot_be_written_again_what_was_written_before_stays
         for version in (1, 2, 2):
             write(archive, megabyte(version))
         assert said == [
-            "the checkpoint of version 2 cannot be written: No space left on device; that of "
-            "version 2 stays"
+            "cannot write the checkpoint of version 2: No space left on device; "
+            "keeping that of version 2"
         ]
         assert newest(archive) == 2
 
@@ -143,9 +140,9 @@ def test_an_old_one_that_cannot_be_removed_is_told_of_and_the_new_one_is_written
     for version in (2, 3):
         write(archive, megabyte(version))
     assert said == [
-        f"{stubborn[1]} cannot be removed: Is a directory",
-        f"{stubborn[1]} cannot be removed: Is a directory",
-        f"{stubborn[0]} cannot be removed: Is a directory",
+        f"cannot remove {stubborn[1]}: Is a directory",
+        f"cannot remove {stubborn[1]}: Is a directory",
+        f"cannot remove {stubborn[0]}: Is a directory",
     ]
     assert names(folder) == [
         "0000000001.ckpt",
@@ -162,7 +159,8 @@ def test_an_old_one_that_cannot_be_removed_is_told_of_and_the_new_one_is_written
 def test_weights_that_find_no_room_leave_those_before_as_they_were(tmp_path):
     model = nn.Linear(450, 500, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    shard = Shard(gather([model], [optimizer]), [], Settings(spec=RunSpec(workers=1)), 1)
+    state = gather([model], [optimizer])
+    shard = Shard(state, [], InProcessStore(state.contents))
     with small_disk(tmp_path / "disk", "2m") as disk:
         write_weights(disk.path, [model], shard)
         before = (disk.path / "weights.pt").read_bytes()
@@ -174,5 +172,3 @@ def test_weights_that_find_no_room_leave_those_before_as_they_were(tmp_path):
         disk.remount("size=4m")
         write_weights(disk.path, [model], shard)
         assert torch.equal(torch.load(disk.path / "weights.pt")["weight"], model.weight)
-    for fd in (shard.constants_fd, *(place.fd for place in shard._places)):
-        os.close(fd)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""States that scripts load into their optimizers after `prepare` are not lost with a server.
+"""States that scripts load into their optimizers after `prepare` survive the loss of a server.
 
-Nothing is trained: the momentum, which halves in each update, tells what was loaded and when.
+Nothing is trained: the momentum halves in each update, and so shows what was loaded and when.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def load(momentum, meanwhile=lambda: None):
 
 def wait_for_checkpoint():
     def is_there():
-        optimizer.state_dict()  # so that we hear that our place is wanted
+        optimizer.state_dict()  # so that this worker receives the request for its position
         return list((OUT / "checkpoints").glob("*.ckpt"))
     wait_until(is_there)
 
@@ -55,9 +55,9 @@ def _short_pauses(monkeypatch):
 
 
 @pytest.fixture
-def comes_to(launch):
+def ends_with(launch):
     def check(beginning, at, trouble, momentum, restored, **settings):
-        """With this trouble at a version the run ends with this momentum."""
+        """Check that with this trouble at a version the run ends with this momentum."""
         source = SOURCE.replace("BEGINNING", beginning).replace("AT", str(at))
         source = source.replace("TROUBLE", trouble)
         ran = launch(source, steps=STEPS, restart=True, **settings)
@@ -69,22 +69,22 @@ def comes_to(launch):
     return check
 
 
-def test_a_state_that_was_loaded_is_saved_with_the_next_update(comes_to):
+def test_loaded_state_is_saved_with_the_next_update(ends_with):
     trouble = "wait_for_checkpoint(); kill_the_server()"
-    comes_to("load(256.0)", 4, trouble, 1.0, restored=1, checkpoint_every="1000")
+    ends_with("load(256.0)", 4, trouble, 1.0, restored=1, checkpoint_every="1000")
 
 
-def test_a_state_that_was_loaded_is_saved_though_no_update_is_made(comes_to):
+def test_loaded_state_is_saved_even_if_no_update_is_made(ends_with):
     """Both compute at version 0 until it is saved."""
     beginning = "load(256.0); run.is_first and not was_told('killed') and wait_for_checkpoint()"
     trouble = "wait_for_checkpoint(); kill_the_server()"
-    comes_to(beginning, 0, trouble, 1.0, restored=0, checkpoint_every="1000")
+    ends_with(beginning, 0, trouble, 1.0, restored=0, checkpoint_every="1000")
 
 
 @pytest.mark.parametrize(("every", "restored"), [("0", 0), ("2", 2)])
-def test_who_gives_a_state_to_a_server_that_is_gone_gives_it_to_the_next(comes_to, every, restored):
-    """Though that may have gone on from a later version than 0, where a newcomer's is ignored."""
+def test_state_uploaded_to_a_lost_server_is_uploaded_to_the_next(ends_with, every, restored):
+    """The next one may continue from a version above 0, where a late worker's upload is ignored."""
     wait = "wait_for_checkpoint(); " if restored else ""
     trouble = f"{wait}load(256.0, kill_the_server)"
     momentum = 256.0 * 0.5 ** (STEPS - restored)
-    comes_to("", 3, trouble, momentum, restored, checkpoint_every=every)
+    ends_with("", 3, trouble, momentum, restored, checkpoint_every=every)

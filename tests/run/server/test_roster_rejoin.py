@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Workers that are stopped and go on again, and workers that join while a run goes on."""
+"""Workers are stopped and continued, and workers join a run that has begun."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from failures import (
 
 STEPS = 12
 
-COMES_BACK = """
+RETURNS = """
 tell(f"pid-{WORKER}", os.getpid())
 
 def trouble(run):
@@ -27,30 +27,30 @@ def trouble(run):
 """
 
 
-def test_a_stopped_worker_leaves_and_comes_back_at_the_newest_version(launch):
-    ran = launch(troubled(COMES_BACK), workers=2, steps=STEPS)
+def test_stopped_worker_leaves_and_returns_at_the_newest_version(launch):
+    ran = launch(troubled(RETURNS), workers=2, steps=STEPS)
     assert ran.code == 0, ran.err
     assert counts(ran.trace) == [2] * 4 + [1] * 4 + [2] * 4
     assert joins_and_leaves(ran.trace, 1)[:3] == ["joined", "stopped", "joined"]
     assert "worker 1 left: stopped" in ran.out
-    assert "going on with 1 worker; an update should take 2" in ran.out
+    assert "continuing with 1 worker; an update should take 2" in ran.out
     assert "worker 1 is back" in ran.out
     assert "an update takes 2 workers again" in ran.out
     assert gradients_of(ran.trace, 1, turn=6)[0].version == 8
 
 
-def test_what_a_stopped_worker_was_computing_is_void_and_accounted_for(launch):
-    ran = launch(troubled(COMES_BACK), workers=2, steps=STEPS)
+def test_gradient_of_a_stopped_worker_is_void_and_recorded(launch):
+    ran = launch(troubled(RETURNS), workers=2, steps=STEPS)
     left = next(r for r in ran.trace.records if getattr(r, "reason", "") == "stopped")
     asked_at = gradients_of(ran.trace, 0, version=4)[0].asked_at
     assert left.working_since == asked_at
-    assert gradients_of(ran.trace, 1, turn=5) == []  # it was computed, and never counted
+    assert gradients_of(ran.trace, 1, turn=5) == []  # it was computed, but did not count
     assert_nothing_was_lost(ran.trace)
     assert ran.kept[1]["version"] == STEPS
 
 
-def test_a_worker_that_was_stopped_while_it_waited_comes_back(launch):
-    """It has nothing to say that would bring it back: the server must see that it goes on."""
+def test_worker_that_was_stopped_while_idle_returns(launch):
+    """It has nothing to report: the server must notice that its process continues."""
     trouble = """
 tell(f"pid-{WORKER}", os.getpid())
 
@@ -71,11 +71,11 @@ def trouble(run):
     assert ran.kept.keys() == {0, 1}
 
 
-def test_a_backup_worker_that_is_stopped_for_a_while_costs_nothing(launch):
+def test_stopped_backup_worker_costs_no_update(launch):
     trouble = """
 def trouble(run):
     tell(f"here-{run.worker}")
-    wait_for("here-0")  # or those that are left would be fewer than N, for a moment
+    wait_for("here-0")  # or fewer than N workers would be left for a moment
     wait_for("here-1")
     if run.worker == 2 and was_told("struck-2"):
         tell("is-back")
@@ -83,7 +83,7 @@ def trouble(run):
         strike(signal.SIGSTOP)
     elif run.worker == 0 and run.version == 9:
         stopped = int(wait_for("struck-2"))
-        while not was_told("is-back"):  # again and again: it tells just before it stops itself
+        while not was_told("is-back"):  # repeatedly: it tells just before it stops itself
             os.kill(stopped, signal.SIGCONT)
             time.sleep(0.01)
 """
@@ -94,7 +94,7 @@ def trouble(run):
     assert ran.kept.keys() == {0, 1, 2}
 
 
-def test_a_worker_started_by_hand_joins_a_run_that_goes_on_catches_up_and_contributes(launch):
+def test_worker_started_by_hand_joins_a_running_run_and_contributes(launch):
     trouble = """
 import subprocess
 
@@ -102,7 +102,7 @@ def trouble(run):
     if run.worker == 0 and run.version == 3:
         variables = {**os.environ, "PACELINE_WORKER": "7"}
         subprocess.Popen([sys.executable, *sys.argv], env=variables)
-        wait_for("made-five")  # updates, of its gradients alone
+        wait_for("made-five")  # updates, of its gradients only
     elif run.worker == 7 and run.version == 8:
         tell("made-five")
 """
@@ -115,8 +115,8 @@ def trouble(run):
     assert ran.kept[7]["version"] == STEPS
 
 
-def test_what_a_stopped_worker_was_reading_is_there_when_it_goes_on(launch):
-    """It may be in the middle of an evaluation."""
+def test_version_that_a_stopped_worker_reads_stays_unchanged(launch):
+    """The worker may be in the middle of an evaluation."""
     trouble = """
 tell(f"pid-{WORKER}", os.getpid())
 same = None
@@ -138,7 +138,7 @@ def trouble(run):
     assert ran.kept.keys() == {0, 1}
 
 
-def test_a_worker_that_is_stopped_when_the_run_ends_hears_of_it_and_ends_well(launch):
+def test_worker_that_is_stopped_when_the_run_ends_finishes_when_continued(launch):
     trouble = """
 tell(f"pid-{WORKER}", os.getpid())
 
@@ -148,12 +148,12 @@ def trouble(run):
     elif run.worker == 0 and run.version == 8:
         wait_until(lambda: in_the_trace(type="left", worker=1, reason="stopped"))
 """
-    rouse = """
+    wake_up = """
 if run.worker == 0:
     wait_until(lambda: in_the_trace(type="update", update=12))
     os.kill(int(wait_for("pid-1")), signal.SIGCONT)
 """
-    ran = launch(troubled(trouble) + rouse, workers=2, steps=STEPS)
+    ran = launch(troubled(trouble) + wake_up, workers=2, steps=STEPS)
     assert ran.code == 0, ran.err
     assert ran.kept[1]["version"] == STEPS
     assert "PeerLost" not in ran.err
@@ -181,7 +181,7 @@ keep(run, momentum=float(momentum.max()))
 """
 
 
-def test_a_newcomer_does_not_load_what_the_others_loaded_in_the_beginning(launch):
+def test_late_worker_does_not_overwrite_the_optimizer_state(launch):
     source = troubled("", LOADS).replace("lr=0.1)", "lr=0.0, momentum=0.5)")
     ran = launch(source, workers=3, steps=STEPS, policy="backup:1")
     assert ran.code == 0, ran.err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A worker that sends a state which is none is shown out, whatever lies in its memory."""
+"""A worker that uploads an invalid state is disconnected, whatever is in its memory."""
 
 import fcntl
 import os
@@ -10,22 +10,22 @@ import pytest
 from paceline.run.net import messages
 from paceline.run.tensors.region import Region
 from paceline.run.tensors.state import pack
-from server_harness import kept_open
+from server_harness import unclosed_descriptors
 
 
 def tensor_at(dtype="torch.float32", shape=(1,), offset=0):
-    """A tree that says that its only tensor lies there."""
+    """Return a tree whose only tensor is at this place."""
     where = msgspec.msgpack.encode((dtype, shape, offset))
     return msgspec.msgpack.encode(msgspec.msgpack.Ext(1, where))
 
 
 def memory():
-    """A descriptor of 64 bytes of sealed memory."""
+    """Return a descriptor of 64 bytes of sealed memory."""
     return Region.create(64, "test")[1]
 
 
 def other_memory(size, fill=True, seal=True):
-    """Memory as no worker has it."""
+    """Return a descriptor of memory that no honest worker sends."""
     fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     if fill:
         os.write(fd, bytes(size))
@@ -41,11 +41,11 @@ STATES = {
         lambda: (tensor_at(shape=(17,)), memory()),
         "a tensor of a state is outside of its memory",
     ),
-    "in memory that can be taken away": (
+    "in memory that can shrink": (
         lambda: (tensor_at(), other_memory(64, seal=False)),
         "expected at least 64 bytes of sealed memory, got 64 bytes, not sealed",
     ),
-    "in memory that is only promised": (
+    "in memory that is sparse": (
         lambda: (tensor_at(), other_memory(2**62, fill=False)),
         "expected at least 1 bytes of sealed memory, got 0 bytes",
     ),
@@ -53,11 +53,11 @@ STATES = {
         lambda: (tensor_at(), other_memory(0)),
         "expected at least 1 bytes of sealed memory, got 0 bytes",
     ),
-    "in something that is no memory": (
+    "in a device": (
         lambda: (tensor_at(), os.open("/dev/zero", os.O_RDWR)),
         "cannot map a peer's memory: Invalid argument",
     ),
-    "at an offset beyond": (
+    "at an offset beyond the end": (
         lambda: (tensor_at(offset=2**40), memory()),
         "a tensor of a state is outside of its memory",
     ),
@@ -70,7 +70,7 @@ STATES = {
         "a tensor of a state is outside of its memory",
     ),
     "of a negative shape": (lambda: (tensor_at(shape=(-1,)), memory()), "expected a state: "),
-    "of no type": (
+    "of an unknown type": (
         lambda: (tensor_at(dtype="torch.nonsense"), memory()),
         "expected a state: there is no type of tensors 'torch.nonsense'",
     ),
@@ -78,9 +78,9 @@ STATES = {
         lambda: (tensor_at(dtype="torch.qint8"), memory()),
         "expected a state: a quantized tensor (torch.qint8) cannot travel",
     ),
-    "that is no tree": (lambda: (b"\xc1", memory()), "expected a state: "),
+    "that is not a tree": (lambda: (b"\xc1", memory()), "expected a state: "),
     "that is too deep": (lambda: (b"\x91" * 100_000, memory()), "expected a state: "),
-    "that is no state": (lambda: pack([1, 2], "test"), "that is not the state of an optimizer"),
+    "that is not a state": (lambda: pack([1, 2], "test"), "expected the state of an optimizer"),
     "of another optimizer": (
         lambda: pack({"state": {}, "param_groups": []}, "test"),
         "the optimizer cannot load this state: ",
@@ -93,52 +93,54 @@ STATES = {
 
 
 @pytest.mark.parametrize("what", STATES)
-def test_a_worker_is_shown_out_that_gives_a_state(unharmed, what):
+def test_worker_is_disconnected_that_uploads_a_state(unharmed, what):
     make, reason = STATES[what]
 
-    def intrude(scene):
-        raw = scene.come().join(9, scene.contents)
-        raw.say(messages.AbandonReport(raw.get_work().turn, 0.0))  # a newcomer's would be ignored
+    def intrude(harness):
+        peer = harness.connect().join(9, harness.spec)
+        peer.send(
+            messages.AbandonReport(peer.receive_assignment().turn, 0.0)
+        )  # a late worker's first upload is ignored
         tree, fd = make()
-        assert raw.say(messages.StateUpload(0, tree), fds=(fd,)).end().startswith(reason)
+        assert peer.send(messages.StateUpload(0, tree), fds=(fd,)).wait_closed().startswith(reason)
         os.close(fd)
 
     unharmed(intrude)
 
 
-def test_a_state_that_cannot_travel_costs_who_asks_for_it_and_nobody_else(unharmed):
-    def intrude(scene):
-        state = scene.optimizer.state[scene.model.weight]
+def test_request_for_a_state_that_cannot_be_sent_costs_only_its_worker(unharmed):
+    def intrude(harness):
+        state = harness.optimizer.state[harness.model.weight]
         state["odd"] = {1, 2}
-        raw = scene.come().join(9, scene.contents)
+        peer = harness.connect().join(9, harness.spec)
         assert (
-            raw.say(messages.StateRequest("optimizer"))
-            .end()
-            .startswith("the optimizer has a set in")
+            peer.send(messages.StateRequest("optimizer"))
+            .wait_closed()
+            .startswith("the optimizer contains a set")
         )
         del state["odd"]
 
     unharmed(intrude)
 
 
-def test_bad_states_leave_nothing_open(tmp_path):
-    def intrude(scene):
+def test_bad_states_leave_no_descriptor_open(tmp_path):
+    def intrude(harness):
         for make, _ in STATES.values():
             tree, fd = make()
-            raw = scene.come().join(9, scene.contents)
-            raw.say(messages.StateUpload(0, tree), fds=(fd, fd)).end()
+            peer = harness.connect().join(9, harness.spec)
+            peer.send(messages.StateUpload(0, tree), fds=(fd, fd)).wait_closed()
             os.close(fd)
 
-    assert kept_open(tmp_path, intrude) == kept_open(tmp_path)
+    assert unclosed_descriptors(tmp_path, intrude) == unclosed_descriptors(tmp_path)
 
 
-def test_a_state_may_be_larger_than_a_socket_takes(unharmed):
-    def intrude(scene):
-        state = scene.optimizer.state[scene.model.weight]
+def test_state_may_be_larger_than_a_socket_buffer(unharmed):
+    def intrude(harness):
+        state = harness.optimizer.state[harness.model.weight]
         state["many"] = [0.5] * 500_000
-        raw = scene.come().join(9, scene.contents)
-        raw.get_work()
-        answer = raw.say(messages.StateRequest("optimizer")).hear()
+        peer = harness.connect().join(9, harness.spec)
+        peer.receive_assignment()
+        answer = peer.send(messages.StateRequest("optimizer")).receive()
         assert answer.tree_bytes > 4_000_000
         del state["many"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Workers that are killed, that raise, or that compute nonsense: real kills on real processes."""
+"""Workers are killed, raise, or compute nonsense: real kills of real processes."""
 
 import pytest
 
@@ -14,36 +14,36 @@ STEPS = 12
 MOMENTS = {
     "before it joins": """
 if WORKER in (1, 3):
-    strike(STROKE)
+    strike(SIGNAL)
 """,
     "before its first step": """
 def at_step(run):
     if run.worker in (1, 3):
-        strike(STROKE)
+        strike(SIGNAL)
 """,
     "while it computes": """
 def at_step(run):
     if run.worker in (1, 3) and run.version >= 4:
-        model[0].weight.register_hook(lambda grad: strike(STROKE))
+        model[0].weight.register_hook(lambda grad: strike(SIGNAL))
 """,
 }
 
-UNTIL_BOTH_ARE_STRUCK = """
+WAIT_FOR_BOTH_SIGNALS = """
 at_step = globals().get("at_step", lambda run: None)
 
 def trouble(run):
     tell(f"here-{run.worker}")
-    wait_for("here-0")  # or those that are left would be fewer than N, for a moment
+    wait_for("here-0")  # or fewer than N workers would be left for a moment
     wait_for("here-2")
     at_step(run)
-    if run.worker == 0 and run.version == 9:  # the run does not get beyond this without it
+    if run.worker == 0 and run.version == 9:  # the run needs this worker to continue
         wait_for("struck-1")
         wait_for("struck-3")
 """
 
 
 @pytest.mark.parametrize(
-    ("stroke", "moment"),
+    ("signal_name", "moment"),
     [
         ("SIGKILL", "before it joins"),
         ("SIGKILL", "before its first step"),
@@ -52,22 +52,25 @@ def trouble(run):
         ("SIGSTOP", "while it computes"),
     ],
 )
-def test_any_b_workers_gone_cost_no_update_and_no_contribution(launch, moment, stroke, monkeypatch):
-    # Those that are stopped for ever are killed at the end; nothing is gained by waiting for them.
+def test_losing_any_b_workers_costs_no_update_and_no_contribution(
+    launch, moment, signal_name, monkeypatch
+):
+    # Stopped workers are killed at the end; don't wait long for them.
     monkeypatch.setattr(launcher, "GRACE_S", 0.1)
-    trouble = f"STROKE = signal.{stroke}\n" + MOMENTS[moment] + UNTIL_BOTH_ARE_STRUCK
+    trouble = f"SIGNAL = signal.{signal_name}\n" + MOMENTS[moment] + WAIT_FOR_BOTH_SIGNALS
     ran = launch(troubled(trouble), workers=4, steps=STEPS, policy="backup:2")
     assert ran.code == 0, ran.err
     assert counts(ran.trace) == [2] * STEPS
     assert_nothing_was_lost(ran.trace)
     assert ran.kept.keys() == {0, 2}
     for worker in (1, 3):
-        how = "was killed by SIGKILL" if stroke == "SIGKILL" else "was still running and was killed"
+        was_killed = signal_name == "SIGKILL"
+        how = "was killed by SIGKILL" if was_killed else "was still running and was killed"
         assert f"worker {worker} {how}" in ran.err
-    assert "going on with" not in ran.out
+    assert "continuing with" not in ran.out
 
 
-def test_more_than_b_killed_go_on_with_fewer_and_say_so(launch):
+def test_run_continues_with_fewer_workers_if_more_than_b_are_killed(launch):
     trouble = """
 def trouble(run):
     if run.worker in (1, 2) and run.version >= 3:
@@ -82,11 +85,11 @@ def trouble(run):
     assert counts(ran.trace)[:3] == [2] * 3
     last = list(ran.trace.updates())[-1]
     assert (last.contributors, last.wanted) == ((0,), 2)
-    assert "going on with 1 worker; an update should take 2" in ran.out
+    assert "continuing with 1 worker; an update should take 2" in ran.out
     assert_nothing_was_lost(ran.trace)
 
 
-def test_sync_goes_on_without_a_worker_that_was_killed(launch):
+def test_sync_continues_without_a_worker_that_was_killed(launch):
     trouble = """
 def trouble(run):
     if run.worker == 2 and run.version == 5:
@@ -97,11 +100,11 @@ def trouble(run):
     assert counts(ran.trace) == [3] * 5 + [2] * (STEPS - 5)
     assert {update.wanted for update in ran.trace.updates()} == {3}
     assert "worker 2 left: " in ran.out
-    assert "going on with 2 workers; an update should take 3" in ran.out
+    assert "continuing with 2 workers; an update should take 3" in ran.out
     assert last_left(ran.trace, 2).working_since is not None
 
 
-def test_what_a_worker_gave_counts_even_if_it_is_killed_while_it_waits(launch):
+def test_gradient_counts_even_if_its_worker_is_killed_while_it_waits(launch):
     trouble = """
 tell(f"pid-{WORKER}", os.getpid())
 
@@ -118,7 +121,7 @@ def trouble(run):
     assert_nothing_was_lost(ran.trace)
 
 
-def test_when_all_workers_are_killed_the_run_ends_and_fails(launch):
+def test_run_fails_if_all_workers_are_killed(launch):
     trouble = """
 def trouble(run):
     if run.version == 3:
@@ -131,65 +134,65 @@ def trouble(run):
 
 
 @pytest.fixture
-def launch_in_vain(script, tmp_path, capsys, forkserver):
-    """Run a script whose server comes to a bad end, so that there is no whole trace."""
+def launch_to_fail(script, tmp_path, capsys, forkserver):
+    """Run a script whose server dies, so that there is no complete trace."""
 
     def run(source):
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        told = {"script": str(script(source)), "arguments": (str(run_dir),), "restart": False}
-        settings = Settings(spec=RunSpec(workers=2, steps=STEPS), **told)
+        options = {"script": str(script(source)), "arguments": (str(run_dir),), "restart": False}
+        settings = Settings(spec=RunSpec(workers=2, steps=STEPS), **options)
         code = Launcher(settings, run_dir, forkserver).run()
         return code, capsys.readouterr().err
 
     return run
 
 
-def test_when_the_server_is_killed_the_run_fails_and_nobody_is_left(launch_in_vain):
+def test_run_fails_if_the_server_is_killed(launch_to_fail):
     trouble = """
 def trouble(run):
     if run.worker == 0 and run.version == 3:
         os.kill(server_pid(), signal.SIGKILL)
 """
-    code, err = launch_in_vain(troubled(trouble))
+    code, err = launch_to_fail(troubled(trouble))
     assert code == 1
     assert "server was killed by SIGKILL" in err
 
 
 @pytest.mark.parametrize("also_in_workers", [True, False])
-def test_a_script_that_raises_in_the_server_ends_the_run(launch_in_vain, also_in_workers):
-    """Workers that are still waiting for the server are not waited for."""
+def test_script_that_raises_in_the_server_ends_the_run(launch_to_fail, also_in_workers):
+    """The launcher doesn't wait for workers that wait for the server."""
     trouble = f"""
 if ROLE == "server" or {also_in_workers}:
-    raise ValueError("out of luck")
+    raise ValueError("bad luck")
 
 def trouble(run):
     pass
 """
-    code, err = launch_in_vain(troubled(trouble))
+    code, err = launch_to_fail(troubled(trouble))
     assert code == 1
-    assert err.count("  | ValueError: out of luck") == 1
+    assert err.count("  | ValueError: bad luck") == 1
     assert "paceline  | server failed " in err
 
 
-def test_a_script_that_raises_in_every_worker_fails(launch):
+def test_run_fails_if_the_script_raises_in_every_worker(launch):
     trouble = """
 def trouble(run):
-    raise ValueError(f"out of luck in {run.worker}")
+    raise ValueError(f"bad luck in {run.worker}")
 """
     ran = launch(troubled(trouble), workers=2, steps=STEPS)
     assert ran.code == 1
     for worker in (0, 1):
-        assert f"worker {worker}  | ValueError: out of luck in {worker}" in ran.err
+        assert f"worker {worker}  | ValueError: bad luck in {worker}" in ran.err
         assert f"worker {worker} failed with exit code 1" in ran.err
     assert counts(ran.trace) == []
 
 
-def test_a_script_that_raises_in_one_worker_leaves_the_others_alone(launch):
+def test_script_that_raises_in_one_worker_does_not_affect_the_others(launch):
     trouble = """
 def trouble(run):
     if run.worker == 1 and run.version == 4:
-        raise ValueError("out of luck")
+        raise ValueError("bad luck")
 """
     ran = launch(troubled(trouble), workers=3, steps=STEPS)
     assert ran.code == 1
@@ -197,18 +200,18 @@ def trouble(run):
     assert counts(ran.trace) == [3] * 4 + [2] * (STEPS - 4)
 
 
-def test_a_script_that_raises_in_every_worker_before_it_joins_ends_the_run(launch):
+def test_script_that_raises_in_every_worker_before_it_joins_ends_the_run(launch):
     trouble = """
 if ROLE == "worker":
-    raise ValueError("out of luck")
+    raise ValueError("bad luck")
 """
     ran = launch(troubled(trouble), workers=2, steps=STEPS)
     assert ran.code == 1
-    assert ran.err.count("  | ValueError: out of luck") == 1
+    assert ran.err.count("  | ValueError: bad luck") == 1
     assert "all workers failed in the same way; ending the run" in ran.err
 
 
-def test_a_gradient_that_is_not_finite_is_refused_and_its_update_is_made_of_the_others(launch):
+def test_non_finite_gradient_is_refused_and_the_update_is_made_of_the_others(launch):
     trouble = """
 model[0].weight.register_hook(
     lambda grad: grad * float("nan") if run.worker == 2 and run.version % 2 else grad
@@ -226,7 +229,7 @@ def trouble(run):
     assert all(weight.isfinite().all() for weight in ran.kept[2]["weights"])
 
 
-def test_a_model_that_gives_nothing_but_nan_ends_the_run_with_a_reason(launch):
+def test_run_fails_if_all_gradients_are_non_finite(launch):
     trouble = """
 model[0].weight.register_hook(lambda grad: grad * float("inf"))
 
@@ -235,12 +238,12 @@ def trouble(run):
 """
     ran = launch(troubled(trouble), workers=2, steps=STEPS)
     assert ran.code == 1
-    assert "the run failed: the last 200 gradients all had a NaN or an infinity in them" in ran.err
+    assert "the run failed: the last 200 gradients all contained NaN or infinity" in ran.err
     assert counts(ran.trace) == []
     assert "accepted" not in {gradient.fate for gradient in ran.trace.gradients()}
 
 
-def test_writing_to_a_parameter_kills_that_worker_alone_and_the_launcher_explains_it(launch):
+def test_writing_to_a_parameter_kills_that_worker_only_and_the_launcher_explains_it(launch):
     trouble = """
 def trouble(run):
     if run.worker == 1 and run.version == 4:
@@ -251,12 +254,12 @@ def trouble(run):
     assert (
         "worker 1 was killed by SIGSEGV; its script may have written to the parameters" in ran.err
     )
-    assert "in trouble" in ran.err  # the line that wrote is told, as Python's fault handler does
+    assert "in trouble" in ran.err  # Python's fault handler names the line that wrote
     assert counts(ran.trace) == [3] * 4 + [2] * (STEPS - 4)
 
 
-def test_what_is_made_after_an_update_that_failed_is_not_saved(launch):
-    """Under this rule an update more is in the making then, and is made."""
+def test_versions_after_a_failed_update_are_not_saved(launch):
+    """Under this rule another update is pending then, and is made."""
     trouble = """
 class Breaks(torch.optim.SGD):
     steps = 0
@@ -264,7 +267,7 @@ class Breaks(torch.optim.SGD):
     def step(self, closure=None):
         self.steps += 1
         if self.steps == 3:
-            raise ValueError("out of luck")
+            raise ValueError("bad luck")
         return super().step(closure)
 
 optimizer = Breaks(model.parameters(), lr=0.1)
@@ -280,4 +283,4 @@ def trouble(run):
     assert ran.code == 1
     assert [update.update for update in ran.trace.updates()][-1] > 3
     saved = sorted(int(path.stem) for path in (ran.folder / "checkpoints").glob("*.ckpt"))
-    assert saved[-1] in (1, 2)  # while one is being written, no other is begun
+    assert saved[-1] in (1, 2)  # no checkpoint begins while another is being written

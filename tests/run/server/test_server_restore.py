@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A server that goes on from a checkpoint makes the very updates that it would have made."""
-
-import os
+"""A server that continues from a checkpoint makes the updates that it would have made."""
 
 import pytest
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
 from paceline.errors import CheckpointError
+from paceline.run.net.in_process import InProcessStore
 from paceline.run.server.checkpoint import Archive, Saved, Snapshot
-from paceline.run.settings import Settings
 from paceline.run.tensors.group_options import OptionBook, set_option
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.sums import SlotGradient
-from paceline.spec import RunSpec
+from shard_updates import make_update
 
 BEFORE, AFTER = 4, 5  # updates
 
@@ -52,7 +50,7 @@ SCHEDULERS = {
 
 
 class Net(nn.Module):
-    """Matrices, a vector, a frozen one, buffers and a counter, of several types."""
+    """Matrices, vectors, a frozen parameter, buffers and a counter, of several types."""
 
     def __init__(self, matrices_only=False):
         super().__init__()
@@ -65,21 +63,28 @@ class Net(nn.Module):
 class Bench:
     """A shard, and one worker's slot."""
 
-    def __init__(self, make_model=Net, make_optimizer=None, make_scheduler=None, **options):
+    def __init__(
+        self,
+        make_model=Net,
+        make_optimizer=None,
+        make_scheduler=None,
+        scale=1.0,
+        **options,
+    ):
         torch.manual_seed(0)
         self.model = make_model()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         make_optimizer = make_optimizer or VARIANTS["momentum"]
         self.optimizer = make_optimizer(parameters)
         schedulers = [] if make_scheduler is None else [make_scheduler(self.optimizer)]
-        common = gather([self.model], [self.optimizer])
-        told = Settings(spec=RunSpec(workers=1), **options)
-        self.shard = Shard(common, schedulers, told, 1)
-        self.slot, fd = self.shard.new_slot()
-        os.close(fd)
+        state = gather([self.model], [self.optimizer])
+        self.store = InProcessStore(state.contents)
+        self.shard = Shard(state, schedulers, self.store, **options)
+        self.slot = self.store.new_accumulator()
+        self.scale = scale
 
     def train(self, updates):
-        """Make updates; what each is of follows from its number alone."""
+        """Make updates; their gradients depend on their numbers only."""
         for _ in range(updates):
             number = self.shard.version + 1
             generator = torch.Generator().manual_seed(number)
@@ -87,12 +92,12 @@ class Bench:
                 view.copy_(torch.rand(view.shape, generator=generator, dtype=torch.float64) - 0.4)
             for view in self.slot.counters:
                 view.fill_(number)
-            self.shard.give(number, SlotGradient(0, 0, 1, 1.0, frozenset(), self.slot))
-            self.shard.apply(number)
+            gradient = SlotGradient(0, 0, 1, 1.0, frozenset(), self.slot)
+            make_update(self.shard, [gradient], self.scale)
         return self
 
     def everything(self):
-        """All that a run has come to."""
+        """Return all tensors and options of the run."""
         views = self.shard.newest.views
         own = {name: p.detach() for name, p in self.model.named_parameters()}
         state = (self.optimizer.state_dict()["state"], self.optimizer.param_groups[0]["lr"])
@@ -100,32 +105,16 @@ class Bench:
             {k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups
         ]
         kept = (views.parameters, views.buffers, views.counters, self.shard.average)
-        return own, state, groups, kept, self.shard.version, self.shard.steps
-
-    def close(self):
-        for fd in (self.shard.constants_fd, *(place.fd for place in self.shard._places)):
-            os.close(fd)
-
-
-@pytest.fixture
-def bench():
-    made = []
-
-    def make(*parts, **options):
-        made.append(Bench(*parts, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+        version = self.shard.version
+        return own, state, groups, kept, version, self.shard.steps_at(version)
 
 
 @pytest.fixture
 def through_a_file(tmp_path):
     def travel(shard):
-        """What a checkpoint of the shard gives."""
+        """Write a checkpoint of the shard, and return what is read from it."""
         archive = Archive(tmp_path / "checkpoints", pytest.fail)
-        archive.save(Snapshot.of(Saved(shard.version, 1, [], None, shard.saved(), {})), {})
+        archive.save(Snapshot.of(Saved(shard.version, 1, [], None, shard.state_dict(), {})), {})
         archive.wait()
         found = archive.load()
         return found.version, found.shard
@@ -134,7 +123,7 @@ def through_a_file(tmp_path):
 
 
 def assert_same(found, expected):
-    """Equal to the bit; a tuple may have become a list."""
+    """Assert equality to the bit; a tuple may have become a list."""
     if isinstance(expected, torch.Tensor):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
@@ -150,70 +139,70 @@ def assert_same(found, expected):
 
 
 @pytest.fixture
-def goes_on(bench, through_a_file):
+def continues(through_a_file):
     def check(*parts, **options):
-        """One that was restored in the middle comes to the same as one that was not."""
-        lived = bench(*parts, **options).train(BEFORE)
-        saved = through_a_file(lived.shard)
-        expected = lived.train(AFTER).everything()
-        again = bench(*parts, **options)
-        again.shard.restore(*saved)
-        assert_same(again.train(AFTER).everything(), expected)
-        assert again.shard.version == BEFORE + AFTER
-        return again
+        """Check that a run that was restored in the middle equals one that wasn't."""
+        original = Bench(*parts, **options).train(BEFORE)
+        saved = through_a_file(original.shard)
+        expected = original.train(AFTER).everything()
+        restored = Bench(*parts, **options)
+        restored.shard.load_state_dict(*saved)
+        assert_same(restored.train(AFTER).everything(), expected)
+        assert restored.shard.version == BEFORE + AFTER
+        return restored
 
     return check
 
 
-# ---------------------------------------------------------------------------------- what goes on
+# ---------------------------------------------------------------------------------- what continues
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_of_torch_goes_on_to_the_bit(goes_on, name):
+def test_every_optimizer_of_torch_continues_to_the_bit(continues, name):
     model = (lambda: Net(matrices_only=True)) if name == "Muon" else Net
-    goes_on(model, lambda parameters: OPTIMIZERS[name](parameters, lr=0.1))
+    continues(model, lambda parameters: OPTIMIZERS[name](parameters, lr=0.1))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_their_settings_go_on_too(goes_on, name):
-    goes_on(Net, VARIANTS[name])
+def test_optimizer_options_continue(continues, name):
+    continues(Net, VARIANTS[name])
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "amsgrad", "a tensor"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_scheduler_goes_on_where_it_was(goes_on, optimizer, scheduler):
-    goes_on(Net, VARIANTS[optimizer], SCHEDULERS[scheduler])
+def test_scheduler_continues(continues, optimizer, scheduler):
+    continues(Net, VARIANTS[optimizer], SCHEDULERS[scheduler])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_average_of_the_weights_goes_on(goes_on, dtype):
-    again = goes_on(lambda: nn.Linear(3, 2, dtype=dtype), ema=0.9)
-    assert not torch.equal(again.shard.average[0][0], again.model.weight.float())
+def test_moving_average_continues(continues, dtype):
+    restored = continues(lambda: nn.Linear(3, 2, dtype=dtype), ema=0.9)
+    assert not torch.equal(restored.shard.average[0][0], restored.model.weight.float())
 
 
-def test_clipping_and_several_places_make_no_difference(goes_on):
-    goes_on(clip_norm=0.1)
+def test_clipped_run_continues(continues):
+    continues(scale=0.1)
 
 
-def test_a_version_that_somebody_reads_is_saved_from_where_it_lies(bench, through_a_file):
-    lived = bench().train(2)
-    lived.shard.read(0, 2)  # so that the next one lies elsewhere
-    lived.train(1)
-    saved = through_a_file(lived.shard)
-    expected = lived.train(2).everything()
-    again = bench()
-    again.shard.restore(*saved)
-    assert_same(again.train(2).everything(), expected)
+def test_version_in_a_second_buffer_is_saved(through_a_file):
+    original = Bench().train(2)
+    original.shard.add_reader(0, 2)  # so that the next version is in another buffer
+    original.train(1)
+    saved = through_a_file(original.shard)
+    expected = original.train(2).everything()
+    restored = Bench()
+    restored.shard.load_state_dict(*saved)
+    assert_same(restored.train(2).everything(), expected)
 
 
 @pytest.mark.parametrize("name", ["momentum", "one by one", "fused"])
-def test_a_state_lies_as_its_parameter_does(goes_on, name):
-    """Which a fused optimizer takes for granted."""
-    goes_on(lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), VARIANTS[name])
+def test_state_has_the_memory_format_of_its_parameter(continues, name):
+    """A fused optimizer relies on it."""
+    continues(lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), VARIANTS[name])
 
 
 class Master(torch.optim.Optimizer):
-    """Keeps more digits than its parameters have, as optimizers for half precision do."""
+    """Keeps its state in single precision, as optimizers for half precision do."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 1e-3})
@@ -229,75 +218,75 @@ class Master(torch.optim.Optimizer):
                 p.copy_(state["master"])
 
 
-def test_an_optimizer_of_the_script_keeps_the_digits_of_its_state(goes_on):
-    goes_on(lambda: nn.Linear(3, 2, dtype=torch.bfloat16), Master)
+def test_state_is_restored_in_its_own_precision(continues):
+    continues(lambda: nn.Linear(3, 2, dtype=torch.bfloat16), Master)
 
 
 # ------------------------------------------------------------------------------------ what changes
 
 
-def test_an_average_that_is_new_begins_with_the_weights(bench, through_a_file):
-    saved = through_a_file(bench().train(BEFORE).shard)
-    again = bench(ema=0.5)
-    again.shard.restore(*saved)
-    assert_same(again.shard.average, saved[1]["parameters"])
-    again.train(1)
+def test_new_moving_average_begins_with_the_weights(through_a_file):
+    saved = through_a_file(Bench().train(BEFORE).shard)
+    restored = Bench(ema=0.5)
+    restored.shard.load_state_dict(*saved)
+    assert_same(restored.shard.average, saved[1]["parameters"])
+    restored.train(1)
 
 
-def test_an_average_that_is_not_wanted_any_more_is_forgotten(bench, through_a_file):
-    lived = bench(ema=0.5).train(BEFORE)
-    saved = through_a_file(lived.shard)
-    again = bench()
-    again.shard.restore(*saved)
-    assert again.shard.average is None
-    again.train(1)
+def test_unwanted_moving_average_is_forgotten(through_a_file):
+    original = Bench(ema=0.5).train(BEFORE)
+    saved = through_a_file(original.shard)
+    restored = Bench()
+    restored.shard.load_state_dict(*saved)
+    assert restored.shard.average is None
+    restored.train(1)
 
 
-def test_constants_are_those_of_the_run_and_not_of_the_new_process(bench, through_a_file):
-    lived = bench()
-    saved = through_a_file(lived.shard)
-    again = bench()
+def test_constants_are_restored_for_workers_too(through_a_file):
+    original = Bench()
+    saved = through_a_file(original.shard)
+    restored = Bench()
     with torch.no_grad():
-        again.model.frozen.fill_(7)
-    again.shard.restore(*saved)
-    assert torch.equal(again.model.frozen, lived.model.frozen)
-    assert torch.equal(again.shard._constants[0], lived.model.frozen)
+        restored.model.frozen.fill_(7)
+    restored.shard.load_state_dict(*saved)
+    assert torch.equal(restored.model.frozen, original.model.frozen)
+    assert torch.equal(restored.store.constants[0], original.model.frozen)
 
 
-def test_workers_are_sent_to_the_version_that_was_restored(bench, through_a_file):
-    saved = through_a_file(bench().train(BEFORE).shard)
-    again = bench()
-    again.shard.restore(*saved)
-    assert again.shard.steps_at(BEFORE) == (BEFORE,)
-    place = again.shard.read(0, BEFORE)
-    assert torch.equal(place.views.parameters[0][0], saved[1]["parameters"][0][0])
+def test_workers_are_given_the_restored_version(through_a_file):
+    saved = through_a_file(Bench().train(BEFORE).shard)
+    restored = Bench()
+    restored.shard.load_state_dict(*saved)
+    assert restored.shard.steps_at(BEFORE) == (BEFORE,)
+    buffer = restored.shard.add_reader(0, BEFORE)
+    assert torch.equal(buffer.views.parameters[0][0], saved[1]["parameters"][0][0])
     with pytest.raises(KeyError):
-        again.shard.read(0, 0)
+        restored.shard.add_reader(0, 0)
 
 
-# ----------------------------------------------------------------------------- options set by hand
+# --------------------------------------------------------------------------- options set by scripts
 
 
 @pytest.mark.parametrize("scheduler", [None, "step", "cosine", "one cycle"])
-def test_a_setting_that_was_set_by_hand_holds_after_it(bench, through_a_file, scheduler):
+def test_option_set_by_a_script_is_restored(through_a_file, scheduler):
     parts = (Net, VARIANTS["amsgrad"], SCHEDULERS.get(scheduler))
-    lived, book = bench(*parts).train(2), OptionBook()
+    original, book = Bench(*parts).train(2), OptionBook()
     for option in (OptionChange(0, 0, "lr", 0.025), OptionChange(0, 0, "weight_decay", 0.5)):
         assert book.enter(option, 2)
-        set_option([lived.optimizer], option)
-    lived.train(2)
-    saved = through_a_file(lived.shard)
-    expected = lived.train(AFTER).everything()
-    again = bench(*parts)
-    again.shard.restore(*saved)
-    assert_same(again.train(AFTER).everything(), expected)
-    assert again.optimizer.param_groups[0]["weight_decay"] == 0.5
+        set_option([original.optimizer], option)
+    original.train(2)
+    saved = through_a_file(original.shard)
+    expected = original.train(AFTER).everything()
+    restored = Bench(*parts)
+    restored.shard.load_state_dict(*saved)
+    assert_same(restored.train(AFTER).everything(), expected)
+    assert restored.optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
 VALUES = [None, True, 3, 0.5, float("inf"), "max", (0.9, 0.99), ()]
 
 
-def test_all_that_scripts_have_changed_is_known_again(tmp_path):
+def test_option_book_is_restored(tmp_path):
     book = OptionBook()
     for number, value in enumerate(VALUES):
         book.enter(OptionChange(0, 1, f"option {number}", value), version=number)
@@ -305,13 +294,13 @@ def test_all_that_scripts_have_changed_is_known_again(tmp_path):
     archive = Archive(tmp_path, pytest.fail)
     archive.save(Snapshot.of(Saved(1, 1, book.saved(), None, {}, {})), {})
     archive.wait()
-    again = OptionBook()
-    again.restore(archive.load().options)
-    assert again.since(0) == (*book.since(1)[1:], OptionChange(0, 1, "option 0", "newer"))
-    assert again.saved() == book.saved()
-    assert not again.enter(OptionChange(0, 1, "option 0", "late"), version=8)
-    assert again.enter(OptionChange(0, 1, "option 0", "newest"), version=9)
-    assert again.since(again.edition - 1) == (OptionChange(0, 1, "option 0", "newest"),)
+    restored = OptionBook()
+    restored.restore(archive.load().options)
+    assert restored.since(0) == (*book.since(1)[1:], OptionChange(0, 1, "option 0", "newer"))
+    assert restored.saved() == book.saved()
+    assert not restored.enter(OptionChange(0, 1, "option 0", "late"), version=8)
+    assert restored.enter(OptionChange(0, 1, "option 0", "newest"), version=9)
+    assert restored.since(restored.edition - 1) == (OptionChange(0, 1, "option 0", "newest"),)
     assert OptionBook().saved() == []
 
 
@@ -359,9 +348,7 @@ def in_groups(parameters):
     ],
     ids=["wider", "longer", "unfrozen", "other", "optimizer", "groups", "shorter"],
 )
-def test_a_checkpoint_of_another_script_is_refused_and_the_difference_named(
-    bench, through_a_file, parts, what
-):
-    saved = through_a_file(bench().train(BEFORE).shard)
+def test_checkpoint_of_another_script_is_refused_with_the_difference(through_a_file, parts, what):
+    saved = through_a_file(Bench().train(BEFORE).shard)
     with pytest.raises(CheckpointError, match=f"the checkpoint is not of this script: .*{what}"):
-        bench(*parts).shard.restore(*saved)
+        Bench(*parts).shard.load_state_dict(*saved)

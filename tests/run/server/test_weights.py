@@ -1,47 +1,35 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The result of a run: files that torch alone can read, equal to what was trained."""
-
-import os
+"""The result of a run is in files that torch alone can read, equal to what was trained."""
 
 import pytest
 import torch
-import torch._dynamo  # an optimizer loads it, and it sets a variable of the environment
+import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import nn
 
+from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.server.weights import write_weights
-from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.sums import SlotGradient
-from paceline.spec import RunSpec
+from shard_updates import make_update
 
 
-@pytest.fixture
-def shard_of():
-    made = []
-
-    def make(*models, **options):
-        """A shard of these models, after an update that has moved everything."""
-        optimizers = [
-            torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
-            for model in models
-        ]
-        common = gather(models, optimizers)
-        shard = Shard(common, [], Settings(spec=RunSpec(workers=1), **options), 1)
-        made.append(shard)
-        slot, fd = shard.new_slot()
-        os.close(fd)
-        for index in range(len(optimizers)):
-            for flat in (*slot.flats[index], *slot.buffer_flats, *slot.counter_flats):
-                flat.fill_(index + 2)
-            shard.give(index + 1, SlotGradient(0, index, 1, 1.0, frozenset(), slot))
-            shard.apply(index + 1)
-        return shard
-
-    yield make
-    for shard in made:
-        for fd in (shard.constants_fd, *(place.fd for place in shard._places)):
-            os.close(fd)
+def shard_of(*models, **options):
+    """Return a shard of these models, after an update of each that moved everything."""
+    optimizers = [
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+        for model in models
+    ]
+    state = gather(models, optimizers)
+    store = SharedMemoryStore(state.contents)
+    shard = Shard(state, [], store, **options)
+    store.close()  # the memory stays mapped
+    slot = store.new_accumulator()
+    for index in range(len(optimizers)):
+        for flat in (*slot.flats[index], *slot.buffer_flats, *slot.counter_flats):
+            flat.fill_(index + 2)
+        make_update(shard, [SlotGradient(0, index, 1, 1.0, frozenset(), slot)])
+    return shard
 
 
 def read(path):
@@ -61,7 +49,7 @@ def names(folder):
 
 
 class Odd(nn.Module):
-    """Everything that a model may have beside plain parameters."""
+    """Everything that a model may have besides plain parameters."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +65,7 @@ class Odd(nn.Module):
         self.register_buffer("passing", torch.ones(2), persistent=False)
 
 
-def test_torch_reads_what_was_written_and_it_is_what_was_trained(shard_of, tmp_path):
+def test_torch_reads_what_was_trained(tmp_path):
     torch.manual_seed(0)
     model = Odd()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -98,15 +86,15 @@ def test_torch_reads_what_was_written_and_it_is_what_was_trained(shard_of, tmp_p
     assert_equal(another.state_dict(), model)
 
 
-def test_a_file_holds_no_more_than_the_model(shard_of, tmp_path):
-    """Parameters are views of one memory, which must not be written once for each of them."""
+def test_file_is_no_larger_than_the_model(tmp_path):
+    """Parameters are views of one memory; it must not be written once for each of them."""
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(20)])
     write_weights(tmp_path, [model], shard_of(model))
     size = sum(p.nbytes for p in model.parameters())
     assert (tmp_path / "weights.pt").stat().st_size < 1.2 * size
 
 
-def test_several_models_are_several_files(shard_of, tmp_path):
+def test_several_models_are_written_to_several_files(tmp_path):
     models = [nn.Linear(2, 3), nn.BatchNorm1d(4)]
     write_weights(tmp_path, models, shard_of(*models))
     assert names(tmp_path) == ["weights-0.pt", "weights-1.pt"]
@@ -115,7 +103,7 @@ def test_several_models_are_several_files(shard_of, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_average_is_written_beside_the_weights(shard_of, tmp_path, dtype):
+def test_moving_average_is_written_besides_the_weights(tmp_path, dtype):
     model = nn.Linear(2, 3, bias=False, dtype=dtype)
     nn.init.ones_(model.weight)
     shard = shard_of(model, ema=0.75)
@@ -127,12 +115,12 @@ def test_the_average_is_written_beside_the_weights(shard_of, tmp_path, dtype):
     averaged = read(tmp_path / "weights-averaged.pt")["weight"]
     assert averaged.dtype == dtype
     assert torch.equal(averaged, mean)
-    # The model is as it was.
+    # The model itself is unchanged.
     assert model.weight.data_ptr() == shard.newest.views.parameters[0][0].data_ptr()
     assert torch.equal(model.weight.detach(), now)
 
 
-def test_the_averages_of_several_models_are_of_each_its_own(shard_of, tmp_path):
+def test_each_of_several_models_has_its_own_average(tmp_path):
     models = [nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)]
     shard = shard_of(*models, ema=0.5)
     write_weights(tmp_path, models, shard)
@@ -141,7 +129,7 @@ def test_the_averages_of_several_models_are_of_each_its_own(shard_of, tmp_path):
         assert torch.equal(found["weight"], shard.average[number][0])
 
 
-def test_what_is_written_later_takes_the_place_of_what_is_there(shard_of, tmp_path):
+def test_older_files_are_replaced(tmp_path):
     model = nn.Linear(2, 2)
     (tmp_path / "weights.pt").write_text("old")
     (tmp_path / ".weights.pt.partial").write_text("never finished")
@@ -158,7 +146,7 @@ class Fails(nn.Linear):
         return {**super().state_dict(*arguments, **options), "odd": self}
 
 
-def test_a_model_that_cannot_be_written_leaves_nothing(shard_of, tmp_path):
+def test_model_that_cannot_be_written_leaves_the_older_file(tmp_path):
     model = Fails(2, 2)
     shard = shard_of(model, ema=0.5)
     before = model.weight.data_ptr()

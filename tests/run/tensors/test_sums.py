@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Averages of gradients are what they are to be, in whatever order and when they are added up."""
+"""Averages of gradients have the decided weights, whenever the gradients are added."""
 
+import gc
+import weakref
 from itertools import permutations
 from math import inf, isfinite
 
@@ -10,25 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message_examples import unhurried
+from paceline.core.events import ApplyUpdate
+from paceline.errors import InternalError
 from paceline.run.tensors import sums
 from paceline.run.tensors.layout import Layout
 from paceline.run.tensors.state_spec import OptimizerSpec, StateSpec, TensorSpec
 from paceline.run.tensors.sums import PendingUpdate, SlotGradient, WeightedSum, square
+from shard_updates import decide
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SIZE = 5
 
 
-def layout(*dtypes):
-    """One optimizer with a parameter and a buffer of each type, and a counter."""
+def make_layout(*dtypes):
+    """Lay out two optimizers with a parameter and a buffer of each type, and a counter."""
     specs = tuple(TensorSpec(str(d), str(d), (SIZE,), (1,)) for d in dtypes)
     counter = (TensorSpec("count", "torch.int64", (), ()),)
-    one = OptimizerSpec("SGD", specs)
-    return Layout.of(StateSpec((one, one), specs, counter, ()))
+    optimizer = OptimizerSpec("SGD", specs)
+    return Layout.of(StateSpec((optimizer, optimizer), specs, counter, ()))
 
 
 class Heap:
-    """A region of plain memory, for which nobody asks the system."""
+    """Plain memory in place of a region of shared memory."""
 
     def __init__(self, size):
         self._bytes = torch.zeros(size, dtype=torch.uint8)
@@ -37,15 +42,15 @@ class Heap:
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
 
 
-def new_views(where):
-    return where.view(Heap(where.size))
+def new_views(layout):
+    return layout.view(Heap(layout.size))
 
 
-def slot_of(where, *rows):
-    """A slot in which each parameter and each buffer has these values."""
-    views = new_views(where)
-    for row, *found in zip(rows, *views.parameters, views.buffers, strict=True):
-        for tensor in found:
+def make_slot(layout, *rows):
+    """Return a slot in which each parameter and each buffer has these values."""
+    views = new_views(layout)
+    for row, *tensors in zip(rows, *views.parameters, views.buffers, strict=True):
+        for tensor in tensors:
             tensor.copy_(torch.tensor(row, dtype=torch.float64))
     return views
 
@@ -54,15 +59,21 @@ def flats_of(views):
     return views.flats[0]
 
 
+def weights_of(samples, scales=None):
+    """Return the weights that the core decides on, by contribution."""
+    scales = [1.0] * len(samples) if scales is None else scales
+    return [n / sum(samples) * scale for n, scale in zip(samples, scales, strict=True)]
+
+
 numbers = st.floats(-8, 8, width=16)  # so that no sum leaves the range of float16
 rows = st.lists(numbers, min_size=SIZE, max_size=SIZE)
-pieces = st.lists(
+contributions = st.lists(
     st.tuples(
         st.integers(0, 4),  # worker
         rows,
         st.integers(1, 64),  # samples
         st.sampled_from([1.0, 0.5, 1 / 3]),  # scale
-        st.sets(st.integers(0, 4)),  # whose slots are needed after it has come
+        st.sets(st.integers(0, 4)),  # workers whose slots are needed afterwards
     ),
     min_size=1,
     max_size=6,
@@ -71,107 +82,125 @@ pieces = st.lists(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block", [2, 1 << 18])
-def test_an_average_is_weighted_by_samples_and_scales(dtype, block, monkeypatch):
+def test_average_has_the_decided_weights(dtype, block, monkeypatch):
     monkeypatch.setattr(sums, "BLOCK", block)
-    where = layout(dtype)
+    layout = make_layout(dtype)
 
     @unhurried
-    @given(pieces)
-    def is_weighted(given):
-        total = WeightedSum(flats_of, lambda: slot_of(where, [7.0] * SIZE))  # used before
-        for worker, row, samples, scale, needed in given:
-            total.add(worker)  # its slot is needed
-            total.give(worker, slot_of(where, row), samples, scale)
+    @given(contributions)
+    def check(given):
+        total = WeightedSum(flats_of, lambda: make_slot(layout, [7.0] * SIZE))  # was used before
+        for number, (worker, row, samples, scale, needed) in enumerate(given):
+            total.add_worker(worker)  # its slot is needed
+            total.give(worker, number, make_slot(layout, row), samples * scale)
             for other in needed:
-                total.add(other)
-        found, sq_norm = total.average()
+                total.add_worker(other)
+        weights = weights_of([n for _, _, n, _, _ in given], [s for _, _, _, s, _ in given])
+        found, sq_norm = total.average(weights)
 
         values = torch.tensor([row for _, row, _, _, _ in given], dtype=torch.float64)
-        weights = torch.tensor([n * scale for _, _, n, scale, _ in given], dtype=torch.float64)
-        weights /= sum(n for _, _, n, _, _ in given)
-        expected = (weights[:, None] * values).sum(0)
-        size = (weights[:, None] * values.abs()).sum(0)
+        column = torch.tensor(weights, dtype=torch.float64)[:, None]
+        expected, size = (column * values).sum(0), (column * values.abs()).sum(0)
         rounding = torch.finfo(dtype).eps * (len(given) + 2)
         got = found.parameters[0][0].double()
         assert ((got - expected).abs() <= rounding * size + torch.finfo(dtype).tiny * 1e4).all()
         reference = float(got.square().sum())
         assert abs(sq_norm - reference) <= 1e-5 * reference + 1e-30
 
-    is_weighted()
+    check()
 
 
 @unhurried
 @given(st.lists(rows, min_size=1, max_size=8), st.integers(1, 64))
-def test_with_equal_samples_nothing_is_rounded_but_the_sum(given, samples):
-    where = layout(torch.float32)
-    total = WeightedSum(flats_of, lambda: new_views(where))
+def test_with_equal_samples_only_the_sum_is_rounded(given, samples):
+    layout = make_layout(torch.float32)
+    total = WeightedSum(flats_of, lambda: new_views(layout))
     for worker, row in enumerate(given):
-        total.give(worker, slot_of(where, row), samples)
+        total.give(worker, worker, make_slot(layout, row), samples)
     expected = torch.tensor(given[0])
     for row in given[1:]:
         expected = expected + torch.tensor(row)
-    found, _ = total.average()
-    assert torch.equal(found.parameters[0][0], expected * (samples / (samples * len(given))))
+    weights = weights_of([samples] * len(given))
+    found, _ = total.average(weights)
+    assert torch.equal(found.parameters[0][0], expected * weights[0])
 
 
-def test_the_order_of_arrival_does_not_matter_for_what_waited():
-    where = layout(torch.float32)
+def test_order_of_arrival_does_not_change_the_bits():
+    layout = make_layout(torch.float32)
     torch.manual_seed(0)
-    slots = [slot_of(where, torch.randn(SIZE).tolist()) for _ in range(4)]
+    slots = [make_slot(layout, torch.randn(SIZE).tolist()) for _ in range(4)]
     found = set()
     for order in permutations(range(4)):
-        total = WeightedSum(flats_of, lambda: new_views(where))
-        for worker in order:
-            total.give(worker, slots[worker], samples=worker + 1)
-        found.add(tuple(total.average()[0].parameters[0][0].tolist()))
+        total = WeightedSum(flats_of, lambda: new_views(layout))
+        for number, worker in enumerate(order):
+            total.give(worker, number, slots[worker], worker + 1)
+        average, _ = total.average(weights_of([worker + 1 for worker in order]))
+        found.add(tuple(average.parameters[0][0].tolist()))
     assert len(found) == 1
 
 
-def test_one_alone_is_its_own_average_and_stays_where_it_is():
-    where = layout(torch.float32)
-    slot = slot_of(where, [1.0, 2.0, 3.0, 4.0, 5.0])
+def test_single_gradient_is_its_own_average_and_stays_in_its_slot():
+    layout = make_layout(torch.float32)
+    slot = make_slot(layout, [1.0, 2.0, 3.0, 4.0, 5.0])
     total = WeightedSum(flats_of, accumulator=lambda: pytest.fail("no memory is needed"))
-    total.give(3, slot, 32)
-    assert total.average() == (slot, 55.0)
+    total.give(3, 0, slot, 32)
+    assert total.average([1.0]) == (slot, 55.0)
 
 
-def test_one_that_counts_less_is_scaled_elsewhere_and_its_slot_left_alone():
-    where = layout(torch.float32)
-    slot = slot_of(where, [2.0] * SIZE)
-    total = WeightedSum(flats_of, lambda: new_views(where))
-    total.give(0, slot, 32, scale=0.25)
-    found, sq_norm = total.average()
+def test_single_gradient_with_a_scale_is_scaled_outside_its_slot():
+    layout = make_layout(torch.float32)
+    slot = make_slot(layout, [2.0] * SIZE)
+    total = WeightedSum(flats_of, lambda: new_views(layout))
+    total.give(0, 0, slot, 32 * 0.25)
+    found, sq_norm = total.average([0.25])
     assert (found.parameters[0][0].tolist(), sq_norm) == ([0.5] * SIZE, SIZE * 0.25)
     assert slot.parameters[0][0].tolist() == [2.0] * SIZE
 
 
 def test_slots_are_not_written():
-    where = layout(torch.float32, torch.float64)
-    slots = [slot_of(where, [float(i)] * SIZE, [float(-i)] * SIZE) for i in range(3)]
-    total = WeightedSum(flats_of, lambda: new_views(where))
+    layout = make_layout(torch.float32, torch.float64)
+    slots = [make_slot(layout, [float(i)] * SIZE, [float(-i)] * SIZE) for i in range(3)]
+    total = WeightedSum(flats_of, lambda: new_views(layout))
     for worker, slot in enumerate(slots):
-        total.give(worker, slot, worker + 1)
+        total.give(worker, worker, slot, worker + 1)
         if worker == 1:
-            total.add(0)
-    total.average()
+            total.add_worker(0)
+    total.average(weights_of([1, 2, 3]))
     for i, slot in enumerate(slots):
         assert [t.tolist() for t in slot.parameters[0]] == [[float(i)] * SIZE, [float(-i)] * SIZE]
 
 
-def test_an_added_piece_may_be_overwritten():
-    where = layout(torch.float32)
-    slot = slot_of(where, [4.0] * SIZE)
-    total = WeightedSum(flats_of, lambda: new_views(where))
-    total.give(0, slot, 1)
-    total.add(0)
+def test_slot_may_be_overwritten_after_its_gradient_was_added():
+    layout = make_layout(torch.float32)
+    slot = make_slot(layout, [4.0] * SIZE)
+    total = WeightedSum(flats_of, lambda: new_views(layout))
+    total.give(0, 0, slot, 1)
+    total.add_worker(0)
     slot.flats[0][0].fill_(torch.nan)
-    total.give(1, slot_of(where, [8.0] * SIZE), 1)
-    assert total.average()[0].parameters[0][0].tolist() == [6.0] * SIZE
+    total.give(1, 1, make_slot(layout, [8.0] * SIZE), 1)
+    assert total.average([0.5, 0.5])[0].parameters[0][0].tolist() == [6.0] * SIZE
+
+
+def test_slot_is_not_kept_after_its_gradient_was_added():
+    """Or a worker that has left would occupy memory until the update is made."""
+    layout = make_layout(torch.float32)
+    slot = make_slot(layout, [4.0] * SIZE)
+    freed = weakref.ref(slot)
+    total = WeightedSum(flats_of, lambda: new_views(layout))
+    total.give(0, 0, slot, 1)
+    gc.disable()
+    try:
+        total.add_worker(0)
+        del slot
+        assert freed() is None
+    finally:
+        gc.enable()
+    assert total.average([1.0])[0].parameters[0][0].tolist() == [4.0] * SIZE
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_one_number_that_is_not_finite_shows_in_the_norm(dtype, bad):
+def test_one_non_finite_element_shows_in_the_norm(dtype, bad):
     flat = torch.ones(100, dtype=dtype)
     assert square(flat) == 100.0
     flat[17] = bad
@@ -179,7 +208,7 @@ def test_one_number_that_is_not_finite_shows_in_the_norm(dtype, bad):
 
 
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float32, 1e30), (torch.float64, 1e200)])
-def test_the_norm_of_large_but_finite_numbers_is_finite(dtype, large):
+def test_norm_of_large_finite_elements_is_finite(dtype, large):
     flat = torch.full((4,), large, dtype=dtype)
     expected = min(4 * large * large, sums.LARGEST_SQUARE)
     assert square(flat) == pytest.approx(expected)
@@ -187,86 +216,162 @@ def test_the_norm_of_large_but_finite_numbers_is_finite(dtype, large):
 
 
 @pytest.mark.parametrize("limit", range(5))
-def test_what_is_added_early_makes_no_difference_to_the_bits(limit):
-    where = layout(torch.float32)
+def test_adding_early_does_not_change_the_bits(limit):
+    layout = make_layout(torch.float32)
     torch.manual_seed(0)
-    slots = [slot_of(where, torch.randn(SIZE).tolist()) for _ in range(4)]
-    found = []
+    slots = [make_slot(layout, torch.randn(SIZE).tolist()) for _ in range(4)]
+    order, found = (2, 0, 3, 1), []
     for early in (False, True):
-        total = WeightedSum(flats_of, lambda: new_views(where))
-        for worker in (2, 0, 3, 1):
-            total.give(worker, slots[worker], samples=worker + 1)
+        total = WeightedSum(flats_of, lambda: new_views(layout))
+        for number, worker in enumerate(order):
+            total.give(worker, number, slots[worker], worker + 1)
         if early:
             total.add_early(limit)
             total.add_early(limit)  # there is nothing left to add
-        average, sq_norm = total.average()
+        average, sq_norm = total.average(weights_of([worker + 1 for worker in order]))
         found.append((average.parameters[0][0].tolist(), sq_norm))
     assert found[0] == found[1]
 
 
-def test_one_piece_alone_is_not_moved_early():
-    where = layout(torch.float32)
-    slot = slot_of(where, [4.0] * SIZE)
+def test_single_gradient_is_not_added_early():
+    layout = make_layout(torch.float32)
+    slot = make_slot(layout, [4.0] * SIZE)
     total = WeightedSum(flats_of, lambda: pytest.fail("there was nothing to add it to"))
-    total.give(0, slot, 1)
+    total.give(0, 0, slot, 1)
     total.add_early(inf)
-    assert total.average()[0] is slot
+    assert total.average([1.0])[0] is slot
 
 
-# ------------------------------------------------------------------------ an update in the making
+@pytest.mark.parametrize("added", [(), (0,), (1,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("weights", [(0.5, 0.25, 0.25), (1.0, 0.0, 0.0), (0.25, 0.25, 0.5001)])
+def test_weights_that_do_not_fit_what_was_added_are_an_internal_error(added, weights):
+    """Whether a gradient was added early or not: its ratio to the others can't change later."""
+    layout = make_layout(torch.float32)
+    total = WeightedSum(flats_of, lambda: new_views(layout))
+    for worker, samples in enumerate((1, 1, 2)):
+        total.give(worker, worker, make_slot(layout, [1.0] * SIZE), samples)
+    for worker in added:
+        total.add_worker(worker)
+    with pytest.raises(InternalError, match="don't fit the samples and scales accepted"):
+        total.average(weights)
 
 
-def piece(where, worker, value, **fields):
+# ------------------------------------------------------------------------------- pending updates
+
+
+def make_gradient(layout, worker, value, **fields):
     usual = {"optimizer": 0, "samples": 1, "scale": 1.0, "unused": frozenset()}
-    return SlotGradient(worker=worker, slot=slot_of(where, [value] * SIZE), **{**usual, **fields})
+    slot = make_slot(layout, [value] * SIZE)
+    return SlotGradient(worker=worker, slot=slot, **{**usual, **fields})
 
 
-def test_what_nobody_gave_a_gradient_for_is_unused():
-    where = layout(torch.float32)
-    making = PendingUpdate(lambda: new_views(where))
-    making.give(piece(where, 0, 1.0, unused=frozenset({1, 2})))
-    assert making.unused == {0: {1, 2}}
-    making.give(piece(where, 1, 1.0, unused=frozenset({2, 3})))
-    making.give(piece(where, 2, 1.0, optimizer=1, unused=frozenset({0})))
-    assert making.unused == {0: {2}, 1: {0}}
+def test_parameter_is_unused_if_no_contribution_has_a_gradient_for_it():
+    layout = make_layout(torch.float32)
+    pending = PendingUpdate(lambda: new_views(layout))
+    pending.give(make_gradient(layout, 0, 1.0, unused=frozenset({1, 2})))
+    assert pending.unused == {0: {1, 2}}
+    pending.give(make_gradient(layout, 1, 1.0, unused=frozenset({2, 3})))
+    pending.give(make_gradient(layout, 2, 1.0, optimizer=1, unused=frozenset({0})))
+    assert pending.unused == {0: {2}, 1: {0}}
 
 
-def test_buffers_are_averaged_by_samples_whatever_the_rule_makes_of_staleness():
-    where = layout(torch.float32)
-    making = PendingUpdate(lambda: new_views(where))
-    making.give(piece(where, 0, 4.0, samples=1))
-    making.give(piece(where, 1, 8.0, samples=3, scale=0.5))
-    found, _ = making.sums[0].average()
-    buffers, _ = making.buffers.average()
+def test_buffers_are_averaged_by_samples_without_the_scales():
+    layout = make_layout(torch.float32)
+    pending = PendingUpdate(lambda: new_views(layout))
+    given = [
+        make_gradient(layout, 0, 4.0, samples=1),
+        make_gradient(layout, 1, 8.0, samples=3, scale=0.5),
+    ]
+    for gradient in given:
+        pending.give(gradient)
+    decided = decide(1, given)
+    [(found, _)] = pending.average(decided).values()
     assert found.parameters[0][0].tolist() == [4.0] * SIZE
-    assert buffers.buffers[0].tolist() == [7.0] * SIZE
+    assert pending.average_buffers(decided).buffers[0].tolist() == [7.0] * SIZE
 
 
 def test_two_optimizers_and_the_buffers_share_one_accumulator():
-    where = layout(torch.float32)
-    made = []
+    layout = make_layout(torch.float32)
+    allocated = []
 
     def accumulator():
-        made.append(new_views(where))
-        return made[-1]
+        allocated.append(new_views(layout))
+        return allocated[-1]
 
-    making = PendingUpdate(accumulator)
-    assert making.memory is None
+    pending, given = PendingUpdate(accumulator), []
+    assert pending.memory is None
     for worker, optimizer, value in ((0, 0, 1.0), (1, 1, 10.0), (2, 0, 3.0), (3, 1, 30.0)):
-        making.give(piece(where, worker, value, optimizer=optimizer))
-        making.add(worker)
-    averages = [making.sums[i].average()[0].parameters[i][0].tolist() for i in range(2)]
-    assert averages == [[2.0] * SIZE, [20.0] * SIZE]
-    assert making.buffers.average()[0].buffers[0].tolist() == [11.0] * SIZE
-    assert made == [making.memory]
+        given.append(make_gradient(layout, worker, value, optimizer=optimizer))
+        pending.give(given[-1])
+        pending.add_worker(worker)
+    decided = decide(1, given)
+    averages = pending.average(decided)
+    assert pending.optimizers == [0, 1]
+    assert [averages[i][0].parameters[i][0].tolist() for i in range(2)] == [
+        [2.0] * SIZE,
+        [20.0] * SIZE,
+    ]
+    assert pending.average_buffers(decided).buffers[0].tolist() == [11.0] * SIZE
+    assert allocated == [pending.memory]
 
 
-def test_counters_are_those_of_the_first_worker_that_gave():
-    where = layout(torch.float32)
-    making = PendingUpdate(lambda: new_views(where))
+def test_weights_are_normalized_among_the_contributions_to_each_optimizer():
+    layout = make_layout(torch.float64)
+    pending = PendingUpdate(lambda: new_views(layout))
+    given = [
+        make_gradient(layout, 0, 1.0, optimizer=0, samples=1),
+        make_gradient(layout, 1, 8.0, optimizer=1, samples=6, scale=0.5),
+        make_gradient(layout, 2, 5.0, optimizer=0, samples=3),
+    ]
+    for gradient in given:
+        pending.give(gradient)
+    averages = pending.average(decide(1, given))
+    assert averages[0][0].parameters[0][0].tolist() == [4.0] * SIZE  # (1·1 + 3·5) / 4
+    assert averages[1][0].parameters[1][0].tolist() == [4.0] * SIZE  # 0.5 · 8
+
+
+def test_counters_are_those_of_the_lowest_numbered_contributor():
+    layout = make_layout(torch.float32)
+    pending = PendingUpdate(lambda: new_views(layout))
     for worker in (2, 1, 3):
-        given = piece(where, worker, 0.0)
-        given.slot.counters[0].fill_(10 * worker)
-        making.give(given)
-        given.slot.counters[0].fill_(-1)  # it goes on
-    assert [int(flat[0]) for flat in making.counters] == [10]
+        gradient = make_gradient(layout, worker, 0.0)
+        gradient.slot.counters[0].fill_(10 * worker)
+        pending.give(gradient)
+        gradient.slot.counters[0].fill_(-1)  # the worker goes on
+    assert [int(flat[0]) for flat in pending.counters] == [10]
+
+
+MISMATCHES = {
+    "other samples": lambda given: [given[0]._replace(samples=2), given[1]],
+    "other scale": lambda given: [given[0], given[1]._replace(scale=0.5)],
+    "other worker": lambda given: [given[0]._replace(worker=7), given[1]],
+    "other order": lambda given: given[::-1],
+    "one too few": lambda given: given[:1],
+    "one too many": lambda given: [*given, given[0]],
+}
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("mismatch", MISMATCHES)
+def test_update_decided_for_other_gradients_is_an_internal_error(mismatch, is_early):
+    layout = make_layout(torch.float32)
+    pending = PendingUpdate(lambda: new_views(layout))
+    given = [make_gradient(layout, 0, 1.0), make_gradient(layout, 1, 2.0, samples=3)]
+    for gradient in given:
+        pending.give(gradient)
+    if is_early:
+        pending.add_early(inf)
+    with pytest.raises(InternalError, match="decided for other gradients than were accepted"):
+        pending.average(decide(1, MISMATCHES[mismatch](given)))
+
+
+def test_weights_that_are_not_by_samples_are_an_internal_error():
+    layout = make_layout(torch.float32)
+    pending = PendingUpdate(lambda: new_views(layout))
+    given = [make_gradient(layout, 0, 1.0), make_gradient(layout, 1, 2.0, samples=3)]
+    for gradient in given:
+        pending.give(gradient)
+    right = decide(1, given)
+    wrong = ApplyUpdate(1, right.contributions, (0.5, 0.5), right.scales, right.wanted)
+    with pytest.raises(InternalError, match="don't fit the samples and scales accepted"):
+        pending.average(wrong)

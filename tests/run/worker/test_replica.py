@@ -5,16 +5,15 @@ Parameters on another device are copied. Here, `stage=True` makes a replica trea
 if they were on one.
 """
 
-import os
 from math import isfinite
 
 import pytest
 import torch
 from torch import nn
 
+from paceline.run.net.in_process import InProcessStore
 from paceline.run.tensors import sums
-from paceline.run.tensors.layout import Layout, gather
-from paceline.run.tensors.region import Region
+from paceline.run.tensors.layout import gather
 from paceline.run.worker.replica import Replica
 
 
@@ -29,12 +28,10 @@ class Scene:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.common = gather([self.model], [self.optimizer])
         self.replica = Replica(self.common, [self.model], stage=stage)
-        self.layout = Layout.of(self.common.contents)
-        self.slot = self.new_region(self.replica.take_slot)
-        self.places = [
-            self.new_region(lambda region, number=number: self.replica.take_place(number, region))
-            for number in (0, 1)
-        ]
+        self.store = InProcessStore(self.common.contents)
+        self.slot = self.store.new_accumulator()
+        self.replica.set_slot(self.slot)
+        self.places = [self.store.new_buffer().views for _ in range(2)]
         self.touched = []
         self.replica.on_gradients(self.touched.append)
         for place, factor in zip(self.places, (1.0, 2.0), strict=True):
@@ -43,17 +40,9 @@ class Scene:
             for view, own in zip(place.buffers, self.common.buffers, strict=True):
                 view.copy_(own + factor)
 
-    def new_region(self, take):
-        region, fd = Region.create(self.replica.place_bytes, "test")
-        try:
-            take(Region(fd, self.replica.place_bytes, writable=True))
-        finally:
-            os.close(fd)
-        return self.layout.view(region)
-
     def turn(self, place, passes=1, set_to_none=True):
         """Compute a gradient; return what `collect` returned, and what is in the slot."""
-        self.replica.load(place)
+        self.replica.load(self.places[place])
         self.optimizer.zero_grad(set_to_none=set_to_none)
         for number in range(passes):
             x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * place + number))
@@ -100,7 +89,7 @@ def test_only_pointed_parameters_change_their_address():
     for stage in (True, False):
         scene = Scene(stage)
         before = [p.data_ptr() for p in scene.model.parameters()]
-        scene.replica.load(0)
+        scene.replica.load(scene.places[0])
         stayed = [p.data_ptr() for p in scene.model.parameters()] == before
         assert stayed == stage
 
@@ -110,18 +99,15 @@ def test_parameter_that_its_module_changes_is_copied():
     model = nn.Embedding(3, 2, max_norm=0.1)
     common = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
     replica = Replica(common, [model])
-    region, fd = Region.create(replica.place_bytes, "test")
-    os.close(fd)
-    replica.take_place(0, region)
     own = model.weight.data_ptr()
-    replica.load(0)
+    replica.load(InProcessStore(common.contents).new_buffer().views)
     assert model.weight.data_ptr() == own
     model(torch.tensor([0]))
 
 
 def test_norm_of_a_huge_gradient_is_finite_and_of_a_non_finite_one_is_not():
     scene = Scene(stage=False)
-    scene.replica.load(0)
+    scene.replica.load(scene.places[0])
     for value, is_finite in ((1e30, True), (float("inf"), False), (float("nan"), False)):
         for p in scene.model.parameters():
             p.grad = torch.full_like(p, value)
@@ -161,7 +147,7 @@ class Measured(Scene):
 
     def norms(self, factor, change):
         """Return the squared norm from `collect`, and that of the slot."""
-        self.replica.load(0)
+        self.replica.load(self.places[0])
         self.optimizer.zero_grad()
         (self.model[:3](torch.ones(6, 4)).square().mean() * factor).backward()
         change(self)
@@ -204,7 +190,7 @@ def test_only_a_new_nan_in_a_buffer_makes_the_norm_non_finite():
     scene = Scene(stage=False)
     assert isfinite(scene.turn(0)[1])
     mean = scene.model[1].running_mean
-    scene.replica.load(0)
+    scene.replica.load(scene.places[0])
     scene.optimizer.zero_grad()
     scene.model[:3](torch.ones(6, 4)).square().mean().backward()
     mean[3] = float("nan")
@@ -222,12 +208,13 @@ def test_infinite_buffer_is_allowed():
     scene = Scene.__new__(Scene)
     scene.model, scene.common = model, gather([model], [torch.optim.SGD(model.parameters(), 0.1)])
     scene.replica = Replica(scene.common, [model])
-    scene.layout = Layout.of(scene.common.contents)
-    scene.slot = scene.new_region(scene.replica.take_slot)
-    place = scene.new_region(lambda region: scene.replica.take_place(0, region))
-    place.buffers[0].copy_(model.mask)
+    scene.store = InProcessStore(scene.common.contents)
+    scene.slot = scene.store.new_accumulator()
+    scene.replica.set_slot(scene.slot)
+    scene.places = [scene.store.new_buffer().views]
+    scene.places[0].buffers[0].copy_(model.mask)
     scene.replica.on_gradients(lambda _: None)
-    scene.replica.load(0)
+    scene.replica.load(scene.places[0])
     model(torch.ones(1, 2)).sum().backward()
     with torch.no_grad():
         assert isfinite(scene.replica.collect(0)[1])
@@ -237,7 +224,7 @@ def test_gradient_whose_first_block_is_zero_is_measured_again(monkeypatch):
     monkeypatch.setattr(sums, "BLOCK", 1000)
     scene = Measured(stage=False)
 
-    scene.replica.load(0)
+    scene.replica.load(scene.places[0])
     scene.optimizer.zero_grad()
     (scene.model[2](torch.ones(1, 8))[0, 3000:].sum()).backward()  # zeros before element 24,000
     scene.large.data.mul_(3.0)

@@ -144,24 +144,27 @@ keep(run, fates=fates)
     assert ran.kept[1]["fates"][0] == "cancelled"
 
 
-def test_work_that_a_stop_has_cancelled_is_not_handed_out(tmp_path):
-    """One worker is two updates ahead when the other brings the last samples that are wanted."""
+def test_turn_cancelled_by_a_stop_is_not_assigned(tmp_path):
+    """One worker is two updates ahead when the other delivers the last samples of the run."""
 
-    def play(scene):
-        ahead, behind = (scene.come().join(worker, scene.contents) for worker in range(2))
+    def train(harness):
+        ahead, behind = (harness.connect().join(worker, harness.spec) for worker in range(2))
 
-        def give(worker, work):
-            worker.say(worker.gradient(work, *worker.at.parameters[0]))
+        def report(worker, assignment):
+            worker.send(worker.gradient(assignment, *worker.parameters.parameters[0]))
 
-        first = behind.get_work()
-        for _ in range(3):  # its last one waits until update 1 is made
-            give(ahead, ahead.get_work())
-        give(behind, first)
-        for _ in range(2):  # for the updates that are in the making
-            give(behind, behind.get_work())
-        assert isinstance(behind.get_work(), messages.RunEnded)
-        assert isinstance(ahead.hear(), messages.RunEnded)  # neither work nor its cancellation
+        first = behind.receive_assignment()
+        for _ in range(3):  # the last one waits until update 1 is made
+            report(ahead, ahead.receive_assignment())
+        report(behind, first)
+        for _ in range(2):  # for the updates that are pending
+            report(behind, behind.receive_assignment())
+        assert isinstance(behind.receive_assignment(), messages.RunEnded)
+        message = ahead.receive()
+        while isinstance(message, messages.BufferShared):  # the memory of the last version
+            message = ahead.receive()
+        assert isinstance(message, messages.RunEnded)  # neither an assignment nor a cancellation
 
-    settings = Settings(spec=RunSpec(workers=2), samples=2, policy="delayed:2")
-    served = serve(play, tmp_path, settings, alone=True)
+    settings = Settings(spec=RunSpec(workers=2, samples=2), policy="delayed:2")
+    served = serve(train, tmp_path, settings, alone=True)
     assert len(list(served.trace.updates())) == 3

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
-from paceline.run.net.channel import connect
+from paceline.run.net.handshake import connect
 from paceline.run.net.messages import WorkerUnavailable
 from paceline.trace.reader import TraceReader
 from paceline.trace.schema import (
@@ -47,6 +47,8 @@ class RunMonitor:
         self.end: End | None = None  # not None iff the server has written everything
         self.is_serving = False  # whether the current server has written anything
         self._current = 0  # version
+        self._samples = 0  # in accepted gradients
+        self._samples_wanted: int | None = None
         self._here: set[int] = set()  # workers
         self._is_new = not path.exists()
         self._path = path
@@ -70,19 +72,25 @@ class RunMonitor:
 
     @property
     def _is_last(self) -> bool:
-        return self._steps is not None and self._current >= self._steps
+        has_samples = self._samples_wanted is not None and self._samples >= self._samples_wanted
+        return has_samples or (self._steps is not None and self._current >= self._steps)
 
     def update(self) -> None:
         """Read what is new."""
         offset = self._reader.offset
-        for record in self._reader.read():
+        records = self._reader.read()
+        if self._samples_wanted is None and self._reader.header is not None:
+            self._samples_wanted = self._reader.header.samples
+        for record in records:
             self._on_record(record)
         self.is_serving |= self._reader.offset > offset
 
     def _on_record(self, record: Record) -> None:
         match record:
             case Gradient():
-                self.accepted[record.worker] += record.fate is Fate.ACCEPTED
+                if record.fate is Fate.ACCEPTED:
+                    self.accepted[record.worker] += 1
+                    self._samples += record.samples
             case Update():
                 self._current = record.update
                 self.version = max(self.version, self._current)
@@ -98,7 +106,8 @@ class RunMonitor:
             case Ended():
                 self.is_over, self.end = True, End(record.version, record.reason)
             case Restored():
-                self._current = record.version
+                self._current, self._samples = record.version, record.samples
+                self._samples_wanted = record.header.samples
                 self._here.clear()
                 self.is_over, self.end = self._is_last, None
             case _:
@@ -108,7 +117,7 @@ class RunMonitor:
 def report_unavailable(address: str, token: str, reasons: Mapping[int, str]) -> bool:
     """Tell the server which workers won't be restarted, and why; return whether it was reached."""
     try:
-        channel = connect(address, token, patience_s=CONNECT_S)
+        channel = connect(address, token, timeout_s=CONNECT_S)
         try:
             for worker, reason in reasons.items():
                 channel.send(WorkerUnavailable(worker, reason))

@@ -84,6 +84,6 @@ def of_updates(settings: Settings) -> str:
 
 def _goal(settings: Settings) -> str:
     """Return the goal, unless it is a number of updates."""
-    if settings.samples is not None:
-        return f" of {settings.samples} samples"
+    if settings.spec.samples is not None:
+        return f" of {settings.spec.samples} samples"
     return "" if settings.epochs is None else f" of {settings.epochs:g} epochs"

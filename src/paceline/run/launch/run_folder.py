@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.errors import SpecError
 from paceline.run.launch.environment import Identity
-from paceline.run.net.channel import new_token
+from paceline.run.net.handshake import new_token
 from paceline.run.settings import Settings
 
 __all__ = [

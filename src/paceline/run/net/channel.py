@@ -1,176 +1,201 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The control connection: frames, mutual authentication, descriptors that travel along.
+"""One end of a control connection: typed messages over a socket.
 
-A frame is a length of four bytes, little end first, and a body of that many. A length beyond the
-limit is refused before a byte of the body is read, and the limit is small until the peer has proved
-that it knows the token. Addresses are "unix:/path", "unix:@name" (no file, gone with its owner) or
-"tcp:host:port"; descriptors travel over Unix sockets only.
+On a blocking socket (a worker's), `send` waits until the message is on its way. On a non-blocking
+one (the server's), `send` never waits: what the socket doesn't take at once goes into a bounded
+outbox, which `flush` empties when the socket is writable again. So a peer that is slow to read
+costs a little memory, and only one that stops reading altogether is given up.
+
+File descriptors can travel with a message over a Unix socket. Only the shared-memory transport and
+the fork server use that.
 """
 
-import hmac
 import os
-import secrets
 import select
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from paceline.errors import PeerLost, ProtocolError, SpecError
-from paceline.run.net.messages import (
-    PROTOCOL,
-    Challenge,
-    FromServer,
-    Hello,
-    Proof,
-    Refused,
-    decode_server,
-    encode,
-)
+from paceline.errors import InternalError, PeerLost, ProtocolError
+from paceline.run.net.framing import FrameBuffer, frame
+from paceline.run.net.messages import encode
 
-__all__ = [
-    "MEMBER_LIMIT",
-    "STRANGER_LIMIT",
-    "Challenger",
-    "Channel",
-    "Frames",
-    "accept",
-    "connect",
-    "listen",
-    "new_token",
-]
+__all__ = ["MEMBER_LIMIT", "OUTBOX_BYTES", "STRANGER_LIMIT", "Channel"]
 
-STRANGER_LIMIT = 256
+STRANGER_LIMIT = 256  # bytes of a message, until the peer has proved that it knows the token
 MEMBER_LIMIT = 16 * 2**20
-_LENGTH = struct.Struct("<I")
+OUTBOX_BYTES = MEMBER_LIMIT  # unsent bytes at which a peer counts as lost
 _READ_BYTES = 1 << 12
 _FD = struct.Struct("i")
 _FDS_MAX = 4
-_ALONG_BYTES = socket.CMSG_SPACE(_FDS_MAX * _FD.size)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_MAX * _FD.size)
+_CREDENTIALS = struct.Struct("3i")
 
 T = TypeVar("T")
 
 
-class Frames:
-    """Cuts a stream of bytes into frames."""
+class _Unsent(NamedTuple):
+    """The rest of a message that the socket didn't take, and the descriptors that go with it."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """More bytes have come."""
-        self._bytes += data
-
-    def has_one(self) -> bool:
-        """Whether there is a whole frame."""
-        size = len(self._bytes)
-        return size >= _LENGTH.size and size >= _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
-
-    def cut(self) -> bytes | None:
-        """The next frame, None if it is not whole yet; raises ProtocolError if it is too long."""
-        if len(self._bytes) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._bytes)
-        if not 0 < length <= self.limit:
-            raise ProtocolError(
-                f"a frame must have 1 to {self.limit} bytes, one of {length} was announced"
-            )
-        end = _LENGTH.size + length
-        if len(self._bytes) < end:
-            return None
-        body = bytes(self._bytes[_LENGTH.size : end])
-        del self._bytes[:end]
-        return body
+    data: memoryview  # not bytes: a long message is sent in many pieces, without copying the rest
+    fds: list[int]  # duplicates, ours to close
 
 
 class Channel(Generic[T]):
-    """One end of a connection: sends messages, and receives those that `decode` knows."""
+    """Sends messages, and receives those that `decode` knows."""
 
     def __init__(self, sock: socket.socket, decode: Callable[[bytes], T], limit: int) -> None:
         self._sock = sock
-        self.decode = decode
-        self._frames = Frames(limit)
+        self._decode = decode
+        self._frames = FrameBuffer(limit)
         self._fds: deque[int] = deque()
-        self._fds_max = 0  # a stranger has nothing to send along
-        self.is_local = sock.family == socket.AF_UNIX  # so descriptors can come along
+        self._fds_max = 0  # an unauthenticated peer may send none
+        self._outbox: deque[_Unsent] = deque()
+        self._outbox_bytes = 0
+        self._broken_by = ""  # why sending failed; receiving fails with the same reason
+        self.on_blocked: Callable[[], None] = lambda: None
+        """Called when the outbox is no longer empty: the owner calls `flush` when it can."""
 
     def fileno(self) -> int:
-        """The descriptor of the socket, for a selector."""
+        """Return the descriptor of the socket, for a selector."""
         return self._sock.fileno()
 
-    def option(self, level: int, name: int, size: int) -> bytes:
-        """An option of the socket; raises OSError where there is none."""
-        return self._sock.getsockopt(level, name, size)
+    @property
+    def is_local(self) -> bool:
+        """Whether the peer is on this host and descriptors can be sent to it."""
+        return self._sock.family == socket.AF_UNIX
+
+    @property
+    def peer_pid(self) -> int | None:
+        """The process at the other end, if it is on this host and the OS tells."""
+        with suppress(OSError):
+            credentials = self._sock.getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+            )
+            return _CREDENTIALS.unpack(credentials)[0] or None
+        return None
 
     def trust(self, decode: Callable[[bytes], T]) -> None:
-        """The peer is known now: longer frames may come, other messages, and memory with them."""
-        self.decode = decode
+        """Accept longer frames, descriptors, and the messages that `decode` knows from now on."""
+        self._decode = decode
         self._frames.limit = MEMBER_LIMIT
         self._fds_max = _FDS_MAX
 
+    # ----------------------------------------------------------------------------------- sending
+
     def send(self, message: object, *fds: int) -> None:
-        """Send a message; raises PeerLost if the peer is gone, or does not read."""
-        body = encode(message)
-        data = _LENGTH.pack(len(body)) + body
+        """Send a message; raises PeerLost if the peer is gone or has stopped reading.
+
+        The descriptors stay the caller's to close.
+        """
+        if fds and not self.is_local:
+            raise InternalError("descriptors can be sent over Unix sockets only")
+        data = frame(encode(message))
+        if self._sock.gettimeout() != 0:
+            self._send_all(data, fds)
+            return
+        sent = 0 if self._outbox else self._try_send(data, fds)
+        if sent < len(data):
+            unsent = memoryview(data)[sent:]
+            if self._outbox and self._outbox_bytes + len(unsent) > OUTBOX_BYTES:
+                raise PeerLost(f"it has not read the last {self._outbox_bytes} bytes sent to it")
+            self._outbox.append(_Unsent(unsent, [] if sent else _duplicates(fds)))
+            self._outbox_bytes += len(unsent)
+            self.on_blocked()
+
+    def flush(self) -> bool:
+        """Send what the socket takes; return whether the outbox is empty. Raises PeerLost."""
+        while self._outbox:
+            data, fds = self._outbox[0]
+            sent = self._try_send(data, fds)
+            if not sent:
+                return False
+            self._outbox_bytes -= sent
+            _close_all(fds)
+            if sent < len(data):
+                self._outbox[0] = _Unsent(data[sent:], [])
+            else:
+                self._outbox.popleft()
+        return True
+
+    def _send_all(self, data: bytes, fds: tuple[int, ...]) -> None:
         try:
-            if fds:
-                sent = socket.send_fds(self._sock, [data], list(fds))
-                data = data[sent:]
-            if data:
-                self._sock.sendall(data)
+            sent = socket.send_fds(self._sock, [data], list(fds)) if fds else 0
+            if sent < len(data):
+                self._sock.sendall(data[sent:])
         except OSError as error:
             raise PeerLost(f"the connection broke: {error.strerror or error}") from None
 
+    def _try_send(self, data: bytes | memoryview, fds: tuple[int, ...] | list[int]) -> int:
+        try:
+            if fds:
+                return socket.send_fds(self._sock, [data], list(fds))
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._broken_by = f"the connection broke: {error.strerror or error}"
+            raise PeerLost(self._broken_by) from None
+
+    # --------------------------------------------------------------------------------- receiving
+
     def receive(self) -> T:
         """Wait for the next message; raises PeerLost when the peer is gone."""
-        while (body := self._frames.cut()) is None:
+        while (body := self._frames.next_body()) is None:
             self._read()
-        return self.decode(body)
+        return self._decode(body)
 
     def receive_nowait(self) -> Iterator[T]:
-        """The messages that are there after one read, each cut when it is asked for.
+        """Yield the complete messages that have arrived; read once if there is none yet.
 
-        So the first may be what makes the next ones legal.
+        Each is decoded when it is asked for, so handling one can make the next ones legal.
         """
-        self._read()
-        while (body := self._frames.cut()) is not None:
-            yield self.decode(body)
+        if not self._frames.has_frame():
+            self._read()
+        while (body := self._frames.next_body()) is not None:
+            yield self._decode(body)
 
-    def wait_readable(self, seconds: float) -> bool:
-        """Whether something is there before so many seconds have passed."""
-        if self._frames.has_one():
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Return whether there is something to receive within this time."""
+        if self._frames.has_frame():
             return True
-        # Only select() takes less than a millisecond, but it cannot have large descriptors.
+        # Only select() resolves less than a millisecond, but it can't take large descriptors.
         if self.fileno() < 1024:
-            return bool(select.select([self._sock], [], [], seconds)[0])
+            return bool(select.select([self._sock], [], [], timeout_s)[0])
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return bool(poll.poll(timeout_s * 1000))
 
     def take_fd(self) -> int:
-        """The next descriptor that came along; it is the caller's to close."""
+        """Return the next descriptor that arrived; it is the caller's to close."""
         if not self._fds:
-            raise ProtocolError("a message came without the memory that belongs to it")
+            raise ProtocolError("a message arrived without the memory that belongs to it")
         return self._fds.popleft()
 
     def close(self) -> None:
-        """Close the connection, and whatever came along and was not taken."""
+        """Close the connection, and all descriptors that were not taken or not sent."""
         self._sock.close()
-        while self._fds:
-            os.close(self._fds.popleft())
+        _close_all(self._fds)
+        self._fds.clear()
+        for unsent in self._outbox:
+            _close_all(unsent.fds)
+        self._outbox.clear()
+        self._outbox_bytes = 0
 
     def _read(self) -> None:
         try:
             if self.is_local:
-                data, along, _, _ = self._sock.recvmsg(_READ_BYTES, _ALONG_BYTES)
-                if along:
-                    self._take_along(along)
+                data, ancillary, _, _ = self._sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
+                if ancillary:
+                    self._take_descriptors(ancillary)
             else:
                 data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
+            if self._broken_by:  # and everything that it had sent before was received
+                raise PeerLost(self._broken_by) from None
             return
         except ConnectionResetError:
             raise PeerLost("the connection was closed") from None
@@ -180,133 +205,25 @@ class Channel(Generic[T]):
             raise PeerLost("the connection was closed")
         self._frames.feed(data)
 
-    def _take_along(self, along: list[tuple[int, int, bytes]]) -> None:
-        for level, kind, data in along:
+    def _take_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 count = len(data) // _FD.size
                 self._fds.extend(fd for (fd,) in _FD.iter_unpack(data[: count * _FD.size]))
         if len(self._fds) > self._fds_max:
-            raise ProtocolError("more memory came along than belongs to any message")
+            raise ProtocolError("more memory arrived than belongs to any message")
 
 
-# ----------------------------------------------------------------------------- knowing each other
-
-
-def new_token() -> str:
-    """A secret for one run."""
-    return secrets.token_hex(32)
-
-
-def _prove(token: str, role: bytes, worker_nonce: bytes, server_nonce: bytes) -> bytes:
-    return hmac.digest(token.encode(), role + worker_nonce + server_nonce, "sha256")
-
-
-class Challenger:
-    """The server's half of getting to know each other, message by message."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-        self._nonce = secrets.token_bytes(32)
-        self._theirs: bytes | None = None
-
-    def answer(self, hello: Hello) -> Challenge:
-        """Prove to the stranger who we are, and ask for the same."""
-        if hello.protocol != PROTOCOL:
-            raise ProtocolError(f"it speaks protocol {hello.protocol}, the run speaks {PROTOCOL}")
-        if self._theirs is not None:
-            raise ProtocolError("it said hello twice")
-        self._theirs = hello.nonce
-        return Challenge(self._nonce, _prove(self._token, b"server", hello.nonce, self._nonce))
-
-    def check(self, proof: Proof) -> None:
-        """Raise ProtocolError unless the stranger knows the token."""
-        if self._theirs is None:
-            raise ProtocolError("it wants to prove itself before it has said hello")
-        expected = _prove(self._token, b"worker", self._theirs, self._nonce)
-        if not hmac.compare_digest(expected, proof.proof):
-            raise ProtocolError("it has another token")
-
-
-def connect(address: str, token: str, patience_s: float | None = None) -> Channel[FromServer]:
-    """Reach the server and make sure that both know the token; raises PeerLost if it is not there.
-
-    Raises ProtocolError where the server, or what answers in its place, does not know it. With
-    `patience_s` a server that lets us wait for so long, now or later, is not there.
-    """
-    family, target = _parse(address)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.settimeout(patience_s)
+def _duplicates(fds: tuple[int, ...]) -> list[int]:
+    found: list[int] = []
     try:
-        sock.connect(target)
-    except OSError as error:
-        sock.close()
-        raise PeerLost(f"no server at {address}: {error.strerror or error}") from None
-    _no_delay(sock)
-    channel: Channel[FromServer] = Channel(sock, decode_server, STRANGER_LIMIT)
-    try:
-        _introduce(channel, address, token)
-    except BaseException:
-        channel.close()
-        raise
-    channel.trust(decode_server)
-    return channel
+        found.extend(os.dup(fd) for fd in fds)
+    except OSError as error:  # too many open files
+        _close_all(found)
+        raise PeerLost(f"cannot send to it: {error.strerror}") from None
+    return found
 
 
-def _introduce(channel: Channel[FromServer], address: str, token: str) -> None:
-    """The worker's half of getting to know each other."""
-    nonce = secrets.token_bytes(32)
-    channel.send(Hello(PROTOCOL, nonce))
-    challenge = channel.receive()
-    if isinstance(challenge, Refused):
-        raise ProtocolError(f"the server at {address} refuses us: {challenge.reason}")
-    if not isinstance(challenge, Challenge):
-        raise ProtocolError(f"expected a challenge from {address}, got {challenge!r}")
-    expected = _prove(token, b"server", nonce, challenge.nonce)
-    if not hmac.compare_digest(expected, challenge.proof):
-        raise ProtocolError(f"the server at {address} has another token")
-    channel.send(Proof(_prove(token, b"worker", nonce, challenge.nonce)))
-
-
-def listen(address: str) -> socket.socket:
-    """Listen there, without blocking; raises SpecError if that cannot be."""
-    family, target = _parse(address)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family != socket.AF_UNIX:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(target)
-        sock.listen(1024)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        raise SpecError(f"cannot listen at {address}: {error.strerror or error}") from None
-    return sock
-
-
-def accept(listener: socket.socket, decode: Callable[[bytes], T]) -> Channel[T] | None:
-    """Take the next stranger in, without blocking; None if there is none after all."""
-    with suppress(OSError):
-        sock, _ = listener.accept()
-        sock.setblocking(False)
-        _no_delay(sock)
-        return Channel(sock, decode, STRANGER_LIMIT)
-    return None
-
-
-def _no_delay(sock: socket.socket) -> None:
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def _parse(address: str) -> tuple[socket.AddressFamily, str | bytes | tuple[str, int]]:
-    kind, _, rest = address.partition(":")
-    if kind == "unix" and rest.startswith("@"):
-        return socket.AF_UNIX, b"\0" + rest[1:].encode()
-    if kind == "unix" and rest:
-        return socket.AF_UNIX, rest
-    host, colon, port = rest.rpartition(":")
-    if kind == "tcp" and colon and port.isdecimal() and int(port) < 2**16:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return family, (host.strip("[]"), int(port))
-    raise SpecError(f"an address must be unix:/path, unix:@name or tcp:host:port, got {address!r}")
+def _close_all(fds: "list[int] | deque[int]") -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The messages between a worker and the server, and their bytes. No sockets, no pickle.
+"""The messages between a worker (or the launcher) and the server, and their bytes.
 
 Theory of operation
     worker                                server
     Hello(nonce)                    ->
                                     <-    Challenge(nonce, proof)      both prove that they know the
-    Proof(proof)                    ->                                 token; it never travels
-    Join(worker, contents)          ->
+    Proof(proof)                    ->                                 token, which is never sent
+    Join(worker, spec)              ->
                                     <-    Welcome, or Refused(reason)
                                     <-    Assignment(turn, version)    compute at this version
-    GradientReport | AbandonReport  ->                                 it lies in the worker's slot
-                                    <-    Assignment, with the fate of the last one
-                                    <-    CancelTurn(turn)             at any moment: of no use
-                                    <-    PositionRequest(checkpoint)  likewise: for a checkpoint
+    GradientReport | AbandonReport  ->                                 the gradient is in the slot
+                                    <-    Assignment, with the fate of the last gradient
+                                    <-    CancelTurn(turn)             at any time: it won't count
+                                    <-    PositionRequest(checkpoint)  at any time: for a checkpoint
     PositionReport(checkpoint)      ->
-                                    <-    RunEnded                     the run has ended
+                                    <-    RunEnded
 
-Every message is a frozen value, checked field by field as it is read: bytes that are not exactly a
-message of the side that is expected raise `ProtocolError`, and nothing else.
+    SlotShared and BufferShared belong to the shared-memory transport, which sends them just before
+    the message that needs the memory and hides them from everybody else.
+
+Every message is a frozen value whose fields are validated as it is decoded. Bytes that aren't
+exactly a message of the expected side raise `ProtocolError`, and nothing else. No sockets, no
+pickle.
 """
 
 import sys
@@ -42,6 +46,7 @@ __all__ = [
     "PROTOCOL",
     "AbandonReport",
     "Assignment",
+    "BufferShared",
     "CancelTurn",
     "Challenge",
     "FateNotice",
@@ -56,6 +61,7 @@ __all__ = [
     "Proof",
     "Refused",
     "RunEnded",
+    "SlotShared",
     "StateReply",
     "StateRequest",
     "StateUpload",
@@ -67,11 +73,13 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 
-POSITION_BYTES = 1 << 20  # the largest place of a worker in its data
+POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
 Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
+EncodedPosition = Annotated[bytes, msgspec.Meta(max_length=POSITION_BYTES)]
 
 
 class _Message(MessagePart, frozen=True, tag=0):
@@ -79,35 +87,35 @@ class _Message(MessagePart, frozen=True, tag=0):
 
 
 class Hello(_Message, tag=1, frozen=True):
-    """A stranger begins."""
+    """Begin the handshake."""
 
     protocol: Count
     nonce: Nonce
 
 
 class Challenge(_Message, tag=2, frozen=True):
-    """The server proves that it knows the token, and asks for the same."""
+    """Prove that the server knows the token, and ask the client for its proof."""
 
     nonce: Nonce
     proof: Nonce
 
 
 class Proof(_Message, tag=3, frozen=True):
-    """The stranger proves that it knows the token."""
+    """Prove that the client knows the token."""
 
     proof: Nonce
 
 
 class Join(_Message, tag=4, frozen=True):
-    """A worker wants to take part."""
+    """Ask to take part in the run as this worker."""
 
-    worker: Annotated[int, msgspec.Meta(ge=0, le=999_999)]
+    worker: WorkerNumber
     release: Name  # of Paceline
-    contents: StateSpec
+    spec: StateSpec
 
 
 class Welcome(_Message, tag=5, frozen=True):
-    """The worker is in. With it come its slot and the constants."""
+    """Accept the worker into the run."""
 
     workers: Count
     slow: Text  # the latency to inject; "" for none
@@ -115,13 +123,11 @@ class Welcome(_Message, tag=5, frozen=True):
     requeue: bool
     averages: bool  # whether the server keeps a moving average of the weights
     saves: bool = False  # whether the server makes checkpoints
-    place: Annotated[bytes, msgspec.Meta(max_length=POSITION_BYTES)] = (
-        b""  # where to go on; "": anew
-    )
+    position: EncodedPosition = b""  # where to continue in the data; empty: at the beginning
 
 
 class Refused(_Message, tag=6, frozen=True):
-    """The server will not have this peer, and says why."""
+    """Refuse the connection or the worker, with the reason."""
 
     reason: str
 
@@ -130,105 +136,113 @@ class FateNotice(MessagePart, frozen=True):
     """What became of the worker's last gradient."""
 
     fate: Fate
-    version: Count  # that it was computed at
+    version: Count  # it was computed at this version
     staleness: Count
-    contributors: Count  # in the update that it went into; 0: none, or not made yet
+    contributors: Count  # in the update that it went into; 0: none, or the update isn't made yet
 
 
 class Assignment(_Message, tag=7, frozen=True):
-    """Compute a gradient at this version, which lies in this place. A new place comes with it."""
+    """Compute a gradient at this version of the parameters, which is in this buffer."""
 
     turn: Count
     version: Count
-    place: Count
-    place_is_new: bool
-    steps: tuple[Count, ...]  # how often each optimizer has stepped
-    asked_at: Amount  # by the clock of the server's machine: time.monotonic()
-    options: tuple[OptionChange, ...] = ()  # those that this worker does not know yet
-    seen: FateNotice | None = None
-    place_wanted: Count = 0  # for the checkpoint of this number; 0: it is not
+    buffer: Count
+    steps: tuple[Count, ...]  # steps that each optimizer has made
+    asked_at: Amount  # time.monotonic() on the server's host
+    options: tuple[OptionChange, ...] = ()  # those that this worker doesn't know yet
+    notice: FateNotice | None = None
+    position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
 
 
 class CancelTurn(_Message, tag=8, frozen=True):
-    """What you compute is of no use any more."""
+    """Stop computing this turn's gradient: it won't count."""
 
     turn: Count
 
 
 class RunEnded(_Message, tag=9, frozen=True):
-    """The run has ended; the last version lies in this place."""
+    """The run has ended; its last version is in this buffer."""
 
     version: Count
-    place: Count
-    place_is_new: bool
+    buffer: Count
     steps: tuple[Count, ...]
-    seen: FateNotice | None = None
-    place_wanted: Count = 0  # for the checkpoint of this number; 0: it is not
+    notice: FateNotice | None = None
+    position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
 
 
 class GradientReport(_Message, tag=10, frozen=True):
-    """The gradient of this turn is whole. It lies in the slot, unless it was cancelled."""
+    """Announce this turn's gradient. It is in the slot, unless the turn was cancelled."""
 
     turn: Count
     version: Count
     optimizer: Count
     samples: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
     compute_s: Amount
-    sq_norm: Amount | None  # None iff it is not finite, or was cancelled and so not looked at
+    sq_norm: Amount | None  # None: not finite, or not measured because the turn was cancelled
     unused: tuple[Count, ...] = ()  # parameters of the optimizer that have no gradient
     options: tuple[OptionChange, ...] = ()
-    scalars: dict[Name, float] = msgspec.field(default_factory=dict)  # what the script logged
+    scalars: dict[Name, float] = msgspec.field(default_factory=dict)  # logged by the script
     cancelled: bool = False
 
 
 class AbandonReport(_Message, tag=11, frozen=True):
-    """The gradient of this turn was given up."""
+    """Report that this turn's gradient was abandoned before it was complete."""
 
     turn: Count
     compute_s: Amount
-    version: Count = 0  # that it was to be computed at
+    version: Count = 0  # it would have been computed at this version
     options: tuple[OptionChange, ...] = ()
 
 
 class StateRequest(_Message, tag=12, frozen=True):
-    """Give me the state of an optimizer, or the average of the weights."""
+    """Ask for the state of an optimizer, or for the moving average of the weights."""
 
     what: Literal["optimizer", "average"]
     optimizer: Count = 0
 
 
 class StateUpload(_Message, tag=13, frozen=True):
-    """Load this state into an optimizer. The tensors come with it; an empty StateReply answers."""
+    """Load this state into an optimizer; an empty StateReply confirms it."""
 
     optimizer: Count
     tree: bytes
-    has_begun: bool = True  # the script has made a step; one that has not may only come late
+    has_begun: bool = True  # False: this worker hasn't stepped yet, so it may be late
 
 
 class StateReply(_Message, tag=14, frozen=True):
-    """What was asked for. A tree of so many bytes comes with it, and its tensors."""
+    """Answer a StateRequest or a StateUpload."""
 
-    tree_bytes: Count  # 0: nothing comes, for a state was given and is loaded
+    tree_bytes: Count  # size of the state that comes with it; 0: none, an upload was loaded
 
 
 class WorkerUnavailable(_Message, tag=15, frozen=True):
-    """The launcher will not start this worker again: nobody need wait for it."""
+    """Tell the server that the launcher won't start this worker again."""
 
-    worker: Annotated[int, msgspec.Meta(ge=0, le=999_999)]
+    worker: WorkerNumber
     reason: Text
 
 
 class PositionRequest(_Message, tag=16, frozen=True):
-    """A checkpoint is made: tell where the work that you have began."""
+    """Ask for the worker's position at the beginning of its current turn, for a checkpoint."""
 
-    checkpoint: Count  # its number in the life of this server
+    checkpoint: Count  # numbered from the start of this server
 
 
 class PositionReport(_Message, tag=17, frozen=True):
-    """Where this worker was in its data, and in its random numbers, when its work began."""
+    """Tell where the worker was in its data and random numbers when its turn began."""
 
-    checkpoint: Count  # that it was asked for
-    place: Annotated[bytes, msgspec.Meta(max_length=POSITION_BYTES)]
+    checkpoint: Count  # the one it was asked for
+    position: EncodedPosition
+
+
+class SlotShared(_Message, tag=18, frozen=True):
+    """Hand over the memory of the worker's slot and of the constants."""
+
+
+class BufferShared(_Message, tag=19, frozen=True):
+    """Hand over the memory of a parameter buffer."""
+
+    buffer: Count
 
 
 FromStranger = Hello | Proof
@@ -250,22 +264,26 @@ FromServer = (
     | RunEnded
     | StateReply
     | PositionRequest
+    | SlotShared
+    | BufferShared
 )
 
 
-def _decoder(kind: Any, whose: str) -> Callable[[bytes], Any]:
+def _decoder(kind: Any, sender: str) -> Callable[[bytes], Any]:
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def checked(body: bytes) -> Any:
         try:
             return decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"expected a message of a {whose}: {error}") from None
+            raise ProtocolError(f"expected a message from {sender}: {error}") from None
 
     return checked
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_stranger: Callable[[bytes], FromStranger] = _decoder(FromStranger, "stranger")
-decode_worker: Callable[[bytes], FromWorker] = _decoder(FromWorker, "worker")
-decode_server: Callable[[bytes], FromServer] = _decoder(FromServer, "server")
+decode_stranger: Callable[[bytes], FromStranger] = _decoder(
+    FromStranger, "an unauthenticated client"
+)
+decode_worker: Callable[[bytes], FromWorker] = _decoder(FromWorker, "a worker")
+decode_server: Callable[[bytes], FromServer] = _decoder(FromServer, "the server")

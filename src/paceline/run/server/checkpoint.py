@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoints: what a run needs to go on, in files that are whole or not there at all.
+"""Checkpoints: what a run needs to continue, in files that are complete or don't exist.
 
 A file has a magic line, lengths and checksums, a tree of plain values (msgpack, no pickle), the
-workers' places in their data, and the tensors. It is written beside its place, brought to the disk,
-and then renamed; the checkpoint before it stays until another has taken its place. A file that is
-torn all the same is found by its checksums, put aside, and the one before it is taken.
+workers' positions in their data, and the tensors. It is written under a temporary name, synced and
+renamed; the checkpoint before it stays until the next one exists. If a file is damaged all the
+same, its checksums tell; it is set aside, and the one before it is used.
 
-Writing happens on a thread that only moves bytes: they were copied before, and belong to nobody.
+A thread writes. It only moves bytes, which were copied before and which nobody else uses.
 """
 
 import os
@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from paceline.errors import CheckpointError, PacelineError, SpecError
+from paceline.files import written_whole
 from paceline.run.tensors.region import Region
 from paceline.run.tensors.state import pack, unpack
 
@@ -29,48 +30,48 @@ __all__ = ["KEPT", "Archive", "Saved", "Snapshot"]
 
 KEPT = 2  # so that there is one to fall back on
 MAGIC = b"paceline checkpoint 1\n"
-_SIZES = struct.Struct("<QQQII")  # bytes of tree, places, tensors; checksums of the plain, tensors
+_SIZES = struct.Struct("<QQQII")  # bytes of tree, positions, tensors; checksums of the two, tensors
 _CHUNK = 8 << 20
 
 
-class _Torn(CheckpointError):
-    """A file is not what was written."""
+class _Damaged(CheckpointError):
+    """Raised when a file isn't what was written."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A run between two updates; plain values and tensors."""
+    """The state of a run between two updates: plain values and tensors."""
 
     version: int
-    samples: int  # that came into updates
-    options: list[Any]  # what scripts have changed in the settings of the optimizers
-    memory: Any  # what the policy remembers
+    samples: int  # that went into updates
+    options: list[Any]  # of the optimizers, changed by scripts
+    memory: Any  # of the policy
     shard: dict[str, Any]
-    places: dict[int, bytes]  # of the workers in their data, as each of them tells it
+    positions: dict[int, bytes]  # of the workers in their data, encoded by them
 
 
 class Snapshot(NamedTuple):
-    """A copy of a run, on its way to the disk."""
+    """A copy of a run that is going to be written."""
 
     version: int
     tree: bytes
-    fd: int  # where the tensors lie; closed when they are written
+    fd: int  # the memory of the tensors; closed when they are written
 
     @classmethod
     def of(cls, saved: Saved) -> "Snapshot":
-        """Copy everything but the places, which come later; raises SpecError without memory."""
+        """Copy everything but the positions, which come later; raises SpecError without memory."""
         tree = {part.name: getattr(saved, part.name) for part in fields(saved)}
-        del tree["places"]
+        del tree["positions"]
         body, fd = pack(tree, "checkpoint")
         return cls(saved.version, body, fd)
 
-    def twin(self) -> "Snapshot":
-        """The same, to be written once more."""
+    def duplicate(self) -> "Snapshot":
+        """Return the same snapshot, to be written once more."""
         return self._replace(fd=os.dup(self.fd))
 
 
 class Archive:
-    """The checkpoints of a run, in their folder."""
+    """The checkpoints of a run in their folder."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder = folder
@@ -78,57 +79,53 @@ class Archive:
         self._thread: Thread | None = None
 
     def load(self) -> Saved | None:
-        """The newest that is sound, None if there never was one; raises CheckpointError."""
+        """Return the newest intact one, None if there never was one; raises CheckpointError."""
         files = self._files()
         for path in files:
             try:
                 return _read(path)
-            except _Torn as error:
-                self._say(f"{error}; it is put aside")
+            except _Damaged as error:
+                self._say(f"{error}; setting it aside")
                 with suppress(OSError):
-                    path.rename(path.with_suffix(".torn"))
-        if files or any(self._folder.glob("*.torn")):  # when this was tried before
-            raise CheckpointError(f"no checkpoint in {self._folder} is whole; begin a new run")
+                    path.rename(path.with_suffix(".damaged"))
+        if files or any(self._folder.glob("*.damaged")):  # set aside by an earlier attempt
+            raise CheckpointError(f"no checkpoint in {self._folder} is intact; start a new run")
         return None
 
-    def save(self, snapshot: Snapshot, places: dict[int, bytes]) -> None:
-        """Write it in the background."""
+    def save(self, snapshot: Snapshot, positions: dict[int, bytes]) -> None:
+        """Write a snapshot in the background."""
         self.wait()
-        thread = Thread(target=self._save, args=(snapshot, dict(places)), name="checkpoint")
+        thread = Thread(target=self._save, args=(snapshot, dict(positions)), name="checkpoint")
         try:
             thread.start()
-        except RuntimeError:  # the system will not have one more: so everybody waits
-            self._save(snapshot, places)
+        except RuntimeError:  # no more threads: write it here, and let everybody wait
+            self._save(snapshot, positions)
         else:
             self._thread = thread
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Until nothing is on its way."""
+        """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def _save(self, snapshot: Snapshot, places: dict[int, bytes]) -> None:
+    def _save(self, snapshot: Snapshot, positions: dict[int, bytes]) -> None:
         path = self._folder / f"{snapshot.version:010}.ckpt"
-        partial = path.with_suffix(".partial")
         try:
             self._folder.mkdir(exist_ok=True)
-            self._remove(self._folder.glob("*.partial"))  # of a server that was killed
-            _write(partial, snapshot, places)
-            partial.replace(path)
-            _bring_to_disk(self._folder)
+            self._remove(self._folder.glob("*.partial"))  # left by a server that was killed
+            with written_whole(path) as partial:
+                _write(partial, snapshot, positions)
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
             before = [int(old.stem) for old in self._files()]
-            stays = f"that of version {before[0]} stays" if before else "there is none before it"
+            stays = f"keeping that of version {before[0]}" if before else "there is no earlier one"
             self._say(
-                f"the checkpoint of version {snapshot.version} cannot be written: "
+                f"cannot write the checkpoint of version {snapshot.version}: "
                 f"{error.strerror}; {stays}"
             )
         else:
@@ -137,35 +134,34 @@ class Archive:
             os.close(snapshot.fd)
 
     def _remove(self, files: Iterable[Path]) -> None:
-        """Make room; what stays in spite of it does no harm but to the disk."""
+        """Remove files; one that stays takes up space and does no other harm."""
         for path in files:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                self._say(f"{path} cannot be removed: {error.strerror}")
+                self._say(f"cannot remove {path}: {error.strerror}")
 
     def _files(self) -> list[Path]:
-        """The newest first."""
+        """Return the checkpoint files, newest first."""
         found = [path for path in self._folder.glob("*.ckpt") if path.stem.isdecimal()]
         return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
 
-def _write(path: Path, snapshot: Snapshot, places: dict[int, bytes]) -> None:
-    told = msgspec.msgpack.encode(places)
+def _write(path: Path, snapshot: Snapshot, positions: dict[int, bytes]) -> None:
+    encoded = msgspec.msgpack.encode(positions)
     size = os.fstat(snapshot.fd).st_size
     check = 0
     with path.open("wb", buffering=0) as file:
         file.seek(len(MAGIC) + _SIZES.size)
-        _write_all(file.fileno(), snapshot.tree + told)
+        _write_all(file.fileno(), snapshot.tree + encoded)
         for offset in range(0, size, _CHUNK):
             chunk = os.pread(snapshot.fd, _CHUNK, offset)
             check = zlib.crc32(chunk, check)
             _write_all(file.fileno(), chunk)
         file.seek(0)
-        plain = zlib.crc32(snapshot.tree + told)
-        head = _SIZES.pack(len(snapshot.tree), len(told), size, plain, check)
+        plain = zlib.crc32(snapshot.tree + encoded)
+        head = _SIZES.pack(len(snapshot.tree), len(encoded), size, plain, check)
         _write_all(file.fileno(), MAGIC + head)
-        os.fsync(file.fileno())
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -174,21 +170,12 @@ def _write_all(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def _bring_to_disk(folder: Path) -> None:
-    """A name is safe when its folder is."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _read(path: Path) -> Saved:
-    """Read what `_write` wrote; raises CheckpointError, whatever is there."""
+    """Read what `_write` wrote; raises CheckpointError if it is anything else."""
     try:
         with path.open("rb") as file:
             return _parse(path, file)
-    except (CheckpointError, SpecError):  # it is torn; there is no memory for it
+    except (CheckpointError, SpecError):  # damaged; or not enough memory for it
         raise
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
@@ -199,15 +186,15 @@ def _read(path: Path) -> Saved:
 def _parse(path: Path, file: BinaryIO) -> Saved:
     head = file.read(len(MAGIC) + _SIZES.size)
     if len(head) < len(MAGIC) + _SIZES.size or not head.startswith(MAGIC):
-        raise _Torn(f"{path} is torn, or not a checkpoint of this release")
-    tree_bytes, places_bytes, size, plain, check = _SIZES.unpack(head[len(MAGIC) :])
-    there = os.fstat(file.fileno()).st_size
-    wanted = len(head) + tree_bytes + places_bytes + size
-    if there != wanted:
-        raise _Torn(f"{path} is torn: it has {there} bytes and should have {wanted}")
-    tree, told = file.read(tree_bytes), file.read(places_bytes)
-    if zlib.crc32(tree + told) != plain:
-        raise _Torn(f"{path} is torn: its checksum does not fit")
+        raise _Damaged(f"{path} is damaged, or not a checkpoint of this release")
+    tree_bytes, positions_bytes, size, plain, check = _SIZES.unpack(head[len(MAGIC) :])
+    found_bytes = os.fstat(file.fileno()).st_size
+    wanted = len(head) + tree_bytes + positions_bytes + size
+    if found_bytes != wanted:
+        raise _Damaged(f"{path} is damaged: expected {wanted} bytes, got {found_bytes}")
+    tree, encoded = file.read(tree_bytes), file.read(positions_bytes)
+    if zlib.crc32(tree + encoded) != plain:
+        raise _Damaged(f"{path} is damaged: its checksum is wrong")
     _, fd = Region.create(size, "checkpoint")
     try:
         found = 0
@@ -216,8 +203,8 @@ def _parse(path: Path, file: BinaryIO) -> Saved:
             found = zlib.crc32(chunk, found)
             os.pwrite(fd, chunk, offset)
         if found != check:
-            raise _Torn(f"{path} is torn: the checksum of its tensors does not fit")
-        places = msgspec.msgpack.decode(told, type=dict[int, bytes])
-        return Saved(**unpack(tree, fd), places=places)
+            raise _Damaged(f"{path} is damaged: the checksum of its tensors is wrong")
+        positions = msgspec.msgpack.decode(encoded, type=dict[int, bytes])
+        return Saved(**unpack(tree, fd), positions=positions)
     finally:
         os.close(fd)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Does what was decided: tensors by the shard, everything else by a message.
+"""Performs what the core decided: tensors by the shard, everything else by a message.
 
-Nothing is decided here, and nothing is heard.
+Actions are performed in their order, and what came of them is returned. Nothing is decided here,
+and nothing is received.
 """
 
 from collections.abc import Callable
-from math import inf
+from dataclasses import dataclass, field
+from math import inf, isfinite, sqrt
+from time import perf_counter
 from traceback import print_exc
 from typing import Any
 
@@ -26,45 +29,77 @@ from paceline.core.events import (
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
-from paceline.run.server.goal import Goal
+from paceline.run.server.failure_watch import FailureWatch
 from paceline.run.server.progress import Progress
-from paceline.run.server.roster import Roster
+from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.scalars import Scalars
-from paceline.run.server.timers import Timers
+from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings
+from paceline.run.tensors.group_options import OptionBook, all_options, as_it_is, set_option
 from paceline.run.tensors.shard import Shard
+from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.sums import SlotGradient
 from paceline.trace.records import Made
-from paceline.trace.schema import FINISHED, Ended
+from paceline.trace.schema import FINISHED, STOPPED, Ended
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "Performed", "RunParts"]
+
+CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What the server and its executor both work with."""
+
+    settings: Settings
+    decider: Decider
+    shard: Shard
+    checkpointer: Checkpointer
+    roster: Roster
+    failures: FailureWatch
+    progress: Progress
+    timers: Timers
+    clock: RunClock
+
+
+@dataclass
+class Performed:
+    """What came of the actions on one event."""
+
+    made: dict[int, Made] = field(default_factory=dict)  # by update
+    end: Ended | None = None  # not None iff the run has ended
 
 
 class Executor:
     """Performs actions, in their order."""
 
-    def __init__(
-        self, settings: Settings, decider: Decider, shard: Shard, checkpointer: Checkpointer
-    ) -> None:
-        self.roster = Roster(settings, shard)
-        self.goal = Goal(settings.samples, settings.spec.steps)
-        self.progress = Progress(settings)
-        self.timers = Timers()
-        self.end: Ended | None = None
-        self.began: float | None = None  # when the first update was begun; None: none was
-        self.updated: float | None = None  # when the last update was made; None: none was
-        self._settings = settings
-        self._decider = decider
-        self._shard = shard
-        self._checkpointer = checkpointer
+    def __init__(self, parts: RunParts, began: float | None, updated: float | None) -> None:
+        """`began`, `updated`: when the first update was begun, and the last one made, if ever."""
+        self._settings = parts.settings
+        self._decider = parts.decider
+        self._shard = parts.shard
+        self._checkpointer = parts.checkpointer
+        self._roster = parts.roster
+        self._failures = parts.failures
+        self._progress = parts.progress
+        self._timers = parts.timers
+        self._clock = parts.clock
+        self._began = began
+        self._updated = updated
+        self._options = OptionBook()
+        self._samples = 0  # in the updates made so far
         self._scalars = Scalars()
-        self._first = shard.version  # there is no need to save it; -1: there is, for it was changed
-        self._is_spoilt = False  # an update has failed half-way
-        self._handlers: dict[type[Action], Callable[[Any, float], None]] = {
-            ApplyUpdate: self._apply,
+        self._first = parts.shard.version  # needs no saving; -1: its state was changed since
+        self._has_failed = False  # an update was made in part only
+        self._is_over = False
+        self._handlers: dict[type[Action], Callable[[Any, _Context], None]] = {
+            Accept: self._accept,
+            Drop: self._drop,
+            ApplyUpdate: self._apply_update,
+            SendParams: self._send_params,
             Cancel: self._cancel,
-            StartTimer: lambda action, _: self.timers.start(action.timer, action.at),
-            Pause: lambda action, _: self.progress.say(f"paused: {action.reason}"),
+            StartTimer: lambda action, _: self._timers.start(action.timer, action.at),
+            Pause: lambda action, _: self._progress.say(f"paused: {action.reason}"),
             Resume: self._resume,
             Finish: self._finish,
         }
@@ -74,143 +109,226 @@ class Executor:
         actions: list[Action],
         time: float,
         version: int,
-        gradient: messages.GradientReport | None,
-    ) -> dict[int, Made]:
-        """Do everything but sending parameters; return what the updates were like.
+        report: messages.GradientReport | None = None,
+    ) -> Performed:
+        """Perform the actions on an event; return what came of them.
 
-        `version`: before the event. `gradient`: what it told of, if it did.
+        `version`: before the event. `report`: the one that the event tells of, if any.
         """
-        made: dict[int, Made] = {}
-        self._made = made
+        context = _Context(time, version, report)
         for action in actions:
-            if isinstance(action, Accept) and gradient is not None:
-                self._accept(action, gradient)
-            elif isinstance(action, Drop):
-                self._drop(action, version)
-            elif not isinstance(action, SendParams):
-                self._handlers[type(action)](action, time)
-        return made
+            self._handlers[type(action)](action, context)
+        return context.performed
 
-    def _accept(self, action: Accept, gradient: messages.GradientReport) -> None:
-        peer = self.roster.members[action.worker]
-        assert peer.slot is not None
+    # -------------------------------------------------------------------------- gradients' fates
+
+    def _accept(self, action: Accept, context: "_Context") -> None:
+        report, peer = context.report, self._roster[action.worker]
+        assert report is not None
         staleness = action.update - 1 - action.version
-        peer.seen = messages.FateNotice(Fate.ACCEPTED, action.version, staleness, 0)
-        peer.given_to = action.update
-        self._scalars.give(action.update, gradient.samples, gradient.scalars)
-        piece = SlotGradient(
+        notice = messages.FateNotice(Fate.ACCEPTED, action.version, staleness, 0)
+        self._roster.set_fate(peer, notice, action.update)
+        self._scalars.give(action.update, action.samples, report.scalars)
+        gradient = SlotGradient(
             action.worker,
-            gradient.optimizer,
-            gradient.samples,
-            self._decider.policy.scale(staleness),
-            frozenset(gradient.unused),
-            peer.slot,
+            report.optimizer,
+            action.samples,
+            action.scale,
+            frozenset(report.unused),
+            peer.end.delivered(report),
         )
-        self._shard.give(action.update, piece)
+        self._shard.add(action.update, gradient)
 
-    def _drop(self, action: Drop, version: int) -> None:
-        peer = self.roster.members[action.worker]
-        peer.seen = messages.FateNotice(action.fate, action.version, version - action.version, 0)
-        peer.given_to = None
+    def _drop(self, action: Drop, context: "_Context") -> None:
+        staleness = context.version - action.version
+        notice = messages.FateNotice(action.fate, action.version, staleness, 0)
+        self._roster.set_fate(self._roster[action.worker], notice, None)
         if action.fate is Fate.NON_FINITE:
-            self.goal.refused(len(self.roster.active))
-            self.progress.refused(action.worker)
+            self._failures.count_refusal(len(self._roster.active))
+            self._progress.refused(action.worker)
 
-    def _resume(self, action: Resume, time: float) -> None:
-        del action
-        self.began = time if self.began is None else self.began
-        self.progress.begin()
+    # ----------------------------------------------------------------------------------- updates
 
-    def _apply(self, action: ApplyUpdate, time: float) -> None:
-        self.updated = time
-        self.goal.updated(sum(c.samples for c in action.contributions))
+    def _apply_update(self, action: ApplyUpdate, context: "_Context") -> None:
+        self._updated = context.time
+        self._samples += sum(c.samples for c in action.contributions)
+        self._failures.count_update()
+        began = perf_counter()
         try:
-            applied = self._shard.apply(action.update)
-        except Exception as error:  # of an optimizer or a scheduler, say, which are the script's
+            sq_norm = self._make_version(action)
+        except Exception as error:  # raised by the script's own optimizer or scheduler, say
             print_exc()
-            self._is_spoilt = True
-            self.goal.fail(f"update {action.update} could not be made: {error!r}")
+            self._shard.skip(action.update)
+            self._has_failed = True
+            self._failures.fail(f"update {action.update} failed: {error!r}")
             return
+        apply_s = perf_counter() - began
         for contribution in action.contributions:
-            peer = self.roster.members.get(contribution.worker)
-            if peer is not None and peer.seen is not None and peer.given_to == action.update:
-                count = len(action.contributions)
-                peer.seen = messages.FateNotice(
-                    Fate.ACCEPTED, peer.seen.version, peer.seen.staleness, count
-                )
+            count = len(action.contributions)
+            self._roster.count_contributors(contribution.worker, action.update, count)
         scalars = self._scalars.take(action.update)
-        sq_norm = applied.sq_norm if applied.is_sound else None
-        self._made[action.update] = Made(sq_norm, applied.apply_s, scalars)
-        if not applied.is_sound:
-            self.progress.say(f"update {action.update} was not finite: nothing was stepped")
-        repeats = self._decider.policy.repeats
-        self.progress.updated(action, inf if repeats else len(self.roster.active), scalars)
-        if self._checkpointer.is_due(action.update, time):
-            self._save(time)
+        context.performed.made[action.update] = Made(sq_norm, apply_s, scalars)
+        givers = inf if self._decider.policy.repeats else len(self._roster.active)
+        self._progress.updated(action, givers, scalars)
+        if self._checkpointer.is_due(action.update, context.time):
+            self._save(context.time)
 
-    def load_state(self, index: int, state: Any) -> None:
-        """Load the state of an optimizer, which nobody will give again; raises ProtocolError."""
-        self._shard.load_state(index, state)
-        if self.end is None:
+    def _make_version(self, action: ApplyUpdate) -> float | None:
+        """Make the update; return the squared norm, None if it wasn't finite."""
+        sq_norm = self._shard.reduce(action)
+        if not isfinite(sq_norm):
+            self._shard.skip(action.update)
+            self._progress.say(f"update {action.update} is not finite: the optimizer did not step")
+            return None
+        self._shard.step(action.update, self._clipping(sq_norm))
+        self._shard.publish(action.update)
+        return sq_norm
+
+    def _clipping(self, sq_norm: float) -> float:
+        """Return the factor that clips a gradient of this squared norm."""
+        limit = self._settings.clip_norm
+        if limit is None or sq_norm <= limit**2:
+            return 1.0
+        return limit / (sqrt(sq_norm) + CLIP_EPSILON)
+
+    def sum_early(self) -> None:
+        """Add gradients that have arrived to the sum of the next update, while nobody waits."""
+        ledger = self._decider.ledger
+        limit: float = inf
+        if self._decider.policy.needed(ledger) >= len(ledger.members):
+            # It takes everybody, so add in the order of worker numbers: runs repeat bit for bit.
+            limit = min((w for w, m in ledger.members.items() if m.work), default=inf)
+        self._shard.sum_early(self._shard.version + 1, limit)
+
+    # ----------------------------------------------------------------------------------- workers
+
+    def _send_params(self, action: SendParams, context: "_Context") -> None:
+        peer = self._roster[action.worker]
+        self._shard.release_slot(action.worker)
+        buffer = self._shard.add_reader(action.worker, action.version)
+        assignment = messages.Assignment(
+            turn=action.turn,
+            version=action.version,
+            buffer=buffer.number,
+            steps=self._shard.steps_at(action.version),
+            asked_at=self._clock.monotonic_at(context.time),
+            options=self._options_for(peer),
+            notice=peer.notice,
+            position_wanted=self._checkpointer.wants_position(action.worker),
+        )
+        self._roster.begin_turn(peer, context.time, self._options.edition)
+        self._roster.publish(peer, assignment, buffer)
+
+    def _options_for(self, peer: Peer) -> tuple[OptionChange, ...]:
+        optimizers = self._shard.state.optimizers
+        if peer.options_known is None:  # it may have been with a server that was lost
+            return all_options(optimizers)
+        changed = self._options.since(peer.options_known)
+        return tuple([as_it_is(optimizers, option) for option in changed])
+
+    def set_options(self, options: tuple[OptionChange, ...], version: int) -> None:
+        """Set options that a script changed while it computed at this version."""
+        for option in options:
+            if self._options.enter(option, version):
+                set_option(self._shard.state.optimizers, option)
+
+    def _cancel(self, action: Cancel, context: "_Context") -> None:
+        del context
+        peer = self._roster[action.worker]
+        if self._settings.spec.late == "cancel" and peer.asked_at is not None:
+            self._roster.send(peer, messages.CancelTurn(action.turn))
+
+    def send_end(self, peer: Peer) -> None:
+        """Tell a worker that the run has ended, and give it the last version."""
+        buffer = self._shard.newest
+        message = messages.RunEnded(
+            version=self._shard.version,
+            buffer=buffer.number,
+            steps=self._shard.steps_at(self._shard.version),
+            notice=peer.notice,
+            position_wanted=self._checkpointer.wants_position(peer.worker),
+        )
+        self._roster.clear_notice(peer)
+        self._roster.publish(peer, message, buffer)
+
+    # --------------------------------------------------------------------------- begin, save, end
+
+    def _resume(self, action: Resume, context: "_Context") -> None:
+        del action
+        self._began = context.time if self._began is None else self._began
+        self._progress.begin()
+
+    def _finish(self, action: Finish, context: "_Context") -> None:
+        unused = tuple(c.worker for c in action.unused)
+        end = Ended(context.time, action.version, unused, self._reason_of_end(action.version))
+        self._is_over, context.performed.end = True, end
+        took_s = 0.0
+        if self._began is not None and self._updated is not None:
+            took_s = self._updated - self._began
+        self._progress.end(action.version, self._samples, took_s)
+        if action.version > self._first and not self._has_failed:
+            here = [peer.worker for peer in self._roster.active]
+            self._checkpointer.save_last(self._saved(), here, context.time)
+        elif end.reason == FINISHED:  # an earlier server may have been killed just here
+            self._checkpointer.export()
+        for peer in self._roster.members:  # the parked ones too: the run waits for them
+            self.send_end(peer)
+
+    def _reason_of_end(self, version: int) -> str:
+        """Return the reason to record for an end at this version."""
+        if self._failures.failure:
+            return self._failures.failure
+        spec = self._settings.spec
+        has_steps = spec.steps is not None and version >= spec.steps
+        has_samples = spec.samples is not None and self._samples >= spec.samples
+        return FINISHED if has_steps or has_samples else STOPPED
+
+    def load_optimizer_state(self, index: int, state: Any) -> None:
+        """Load the state of an optimizer, and save it soon; raises ProtocolError."""
+        self._shard.load_optimizer_state(index, state)
+        if not self._is_over:
             self._first = -1
             self._checkpointer.hasten()
 
-    def save_overdue(self, time: float) -> None:
-        """Save what was given to us, unless there are gradients that are of no version yet."""
+    def save_if_overdue(self, time: float) -> None:
+        """Save a loaded state, unless there are gradients that aren't part of a version yet."""
         tallies = self._decider.ledger.tallies.values()
         if self._checkpointer.is_overdue and not any(tally.contributions for tally in tallies):
             self._save(time)
 
-    def send_params(self, action: SendParams, time: float, clock: float) -> None:
-        """Let a worker compute; `clock`: the same time by the clock of this machine."""
-        self._shard.free_slot(action.worker)
-        self.roster.members[action.worker].asked_at = time
-        place_wanted = self._checkpointer.wants_place(action.worker)
-        self.roster.send_work(action, clock, place_wanted)
-
-    def _cancel(self, action: Cancel, time: float) -> None:
-        del time
-        peer = self.roster.members[action.worker]
-        if self._settings.spec.late == "cancel" and peer.asked_at is not None:
-            self.roster.send(peer, messages.CancelTurn(action.turn))
-
-    def _finish(self, action: Finish, time: float) -> None:
-        unused = tuple(c.worker for c in action.unused)
-        self.end = Ended(time, action.version, unused, self.goal.reason(action.version))
-        took_s = 0.0 if self.began is None or self.updated is None else self.updated - self.began
-        self.progress.end(action.version, self.goal.samples, took_s)
-        if action.version > self._first and not self._is_spoilt:
-            here = [worker for worker, peer in self.roster.members.items() if not peer.is_parked]
-            self._checkpointer.save_last(self._saved(), here, time)
-        elif self.end.reason == FINISHED:  # a server before us may have been killed at this place
-            self._checkpointer.export()
-        for worker, peer in self.roster.members.items():  # the stopped ones too: it waits for them
-            self.roster.send_over(peer, self._checkpointer.wants_place(worker))
-
     def _save(self, time: float) -> None:
-        """Save this version; what a worker computes now is lost with what comes after it."""
-        if self._is_spoilt or self._decider.ledger.finished:  # the last one is saved in another way
+        """Save this version; what workers compute now is lost if the run continues from here."""
+        if self._has_failed or self._decider.ledger.finished:  # the end is saved in `_finish`
             return
-        here = {worker: peer for worker, peer in self.roster.members.items() if not peer.is_parked}
-        busy = [worker for worker, peer in here.items() if peer.asked_at is not None]
-        if self._checkpointer.save(self._saved(), set(here) - set(busy), busy, time):
-            for worker in busy:
-                self.roster.send(
-                    here[worker], messages.PositionRequest(self._checkpointer.checkpoint)
-                )
+        active = self._roster.active
+        busy = [peer for peer in active if peer.asked_at is not None]
+        idle = [peer.worker for peer in active if peer.asked_at is None]
+        if self._checkpointer.save(self._saved(), idle, [peer.worker for peer in busy], time):
+            for peer in busy:
+                self._roster.send(peer, messages.PositionRequest(self._checkpointer.checkpoint))
 
     def _saved(self) -> Saved:
         return Saved(
             version=self._shard.version,
-            samples=self.goal.samples,
-            options=self.roster.options.saved(),
+            samples=self._samples,
+            options=self._options.saved(),
             memory=self._decider.policy.plain_memory(self._decider.ledger.memory),
-            shard=self._shard.saved(),
-            places={},
+            shard=self._shard.state_dict(),
+            positions={},
         )
 
     def restore(self, saved: Saved) -> None:
-        """Go on from there; the shard is there already."""
-        self.goal.samples = saved.samples
-        self.roster.options.restore(saved.options)
-        self.progress.restored(saved.version)
+        """Continue from a checkpoint; the shard has loaded it already."""
+        self._samples = saved.samples
+        self._options.restore(saved.options)
+        self._progress.restored(saved.version)
+
+
+@dataclass
+class _Context:
+    """What the handlers of one event's actions need."""
+
+    time: float
+    version: int  # before the event
+    report: messages.GradientReport | None
+    performed: Performed = field(default_factory=Performed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What must hold of a gradient that a worker announces, before it becomes an event."""
+"""Checks on the report of a gradient, before it becomes an event."""
 
 from paceline.core.decider import Decider
 from paceline.errors import ProtocolError
@@ -9,26 +9,26 @@ from paceline.run.tensors.shard import Shard
 __all__ = ["check_gradient", "is_of_another_optimizer"]
 
 
-def check_gradient(decider: Decider, shard: Shard, worker: int, gradient: GradientReport) -> None:
-    """Raise ProtocolError unless it can be a gradient of this run."""
-    parameters = shard.common.parameters
-    if gradient.optimizer >= len(parameters):
-        raise ProtocolError(f"there is no optimizer {gradient.optimizer}")
-    if gradient.unused and max(gradient.unused) >= len(parameters[gradient.optimizer]):
-        raise ProtocolError(f"there is no parameter {max(gradient.unused)}")
-    if gradient.cancelled and decider.would_accept(worker):
-        raise ProtocolError(f"nobody has cancelled turn {gradient.turn}")
+def check_gradient(decider: Decider, shard: Shard, worker: int, report: GradientReport) -> None:
+    """Raise ProtocolError unless the report can be of a gradient of this run."""
+    parameters = shard.state.parameters
+    if report.optimizer >= len(parameters):
+        raise ProtocolError(f"there is no optimizer {report.optimizer}")
+    if report.unused and max(report.unused) >= len(parameters[report.optimizer]):
+        raise ProtocolError(f"there is no parameter {max(report.unused)}")
+    if report.cancelled and decider.would_accept(worker):
+        raise ProtocolError(f"turn {report.turn} was not cancelled")
 
 
 def is_of_another_optimizer(
-    decider: Decider, shard: Shard, worker: int, gradient: GradientReport
+    decider: Decider, shard: Shard, worker: int, report: GradientReport
 ) -> bool:
-    """Whether others have begun the same update with another optimizer.
+    """Return whether the update it is meant for already has gradients of another optimizer.
 
-    Rules that mix the turns of workers mix their optimizers too; all others keep in step.
+    Rules that mix the turns of workers may mix optimizers; under all others workers keep in step.
     """
     member = decider.ledger.members.get(worker)
     if decider.policy.repeats or member is None or member.work is None:
         return False
     other = shard.optimizer_of(member.work.update)
-    return other is not None and other != gradient.optimizer
+    return other is not None and other != report.optimizer

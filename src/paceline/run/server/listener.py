@@ -1,42 +1,73 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The server's side of all connections: who knocks, who says what, who is gone.
+"""The server's connections: accept them, authenticate them, and say which have news.
 
-What comes out is only what workers say: strangers are dealt with here, and a peer that breaks the
-rules is shown out before its message reaches anybody.
+Only authenticated connections come out, as transport ends. Until a client has proved that it knows
+the token it costs a few hundred bytes and at most a few seconds; a client that breaks the protocol
+is refused here, before anything it sent reaches the server.
 """
 
 import selectors
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from types import FrameType
+from typing import Any
 
-from paceline.errors import PeerLost
-from paceline.run.net.channel import Challenger, accept
-from paceline.run.net.messages import FromWorker, Hello, Proof, Refused, decode_stranger
-from paceline.run.server.peers import STRANGER_PATIENCE_S, STRANGERS_MAX, Peer, pid_of
+from paceline.errors import PeerLost, ProtocolError
+from paceline.run.net.address import accept
+from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.handshake import Challenger
+from paceline.run.net.messages import Hello, Refused, decode_stranger, decode_worker
+from paceline.run.net.transport import PeerEnd
 
-__all__ = ["Listener"]
+__all__ = ["STRANGERS_MAX", "STRANGER_TIMEOUT_S", "Listener"]
+
+STRANGER_TIMEOUT_S = 10.0  # to authenticate, which takes a worker milliseconds
+STRANGERS_MAX = 256  # unauthenticated connections at a time; the oldest is closed for a new one
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+@dataclass(eq=False)
+class _Connection:
+    """One connection of the server."""
+
+    channel: Channel[Any]
+    challenger: Challenger
+    accepted_at: float
+    peer: PeerEnd | None = None  # not None iff it is authenticated
 
 
 class Listener:
     """All connections of the server."""
 
-    def __init__(self, sock: socket.socket, token: str) -> None:
-        self._listener = sock
+    def __init__(
+        self,
+        listening: socket.socket,
+        token: str,
+        open_peer: Callable[[Channel[Any]], PeerEnd],
+        report: Callable[[str], None] = print,
+    ) -> None:
+        """`open_peer`: makes the transport end of an authenticated connection."""
+        self._listening = listening
         self._token = token
+        self._open_peer = open_peer
+        self._report = report
         self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._strangers: dict[Peer, None] = {}  # oldest first
+        self._selector.register(listening, _READ)
+        self._strangers: dict[_Connection, None] = {}  # oldest first
+        self._connections: dict[PeerEnd, _Connection] = {}
+        self._blocked: set[_Connection] = set()  # their outboxes aren't empty
         self.stop_wanted = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._woken, _READ)
 
     def stop_on(self, *signals: int) -> None:
-        """These signals ask for the end of the run; `stop_wanted` tells, and `wait` wakes up."""
+        """Let these signals set `stop_wanted` and wake up `wait`."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             del number, frame
@@ -46,62 +77,111 @@ class Listener:
             signal.signal(number, on_signal)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
 
-    def wait(self, seconds: float | None) -> list[Peer]:
-        """Wait so long for somebody to say something; return who did."""
-        peers = []
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._listener:
-                self._let_in()
+    def wait(self, timeout_s: float | None) -> list[PeerEnd]:
+        """Wait until a peer has news, or for this long; return the peers that do."""
+        self._watch_blocked()
+        ready: list[_Connection] = []
+        for key, events in self._selector.select(timeout_s):
+            if key.fileobj is self._listening:
+                self._accept()
             elif key.fileobj is self._woken:
                 self._woken.recv(4096)
             else:
-                peers.append(key.data)
+                is_broken = bool(events & _WRITE) and not self._flush(key.data)
+                if events & _READ or is_broken:
+                    ready.append(key.data)
+        for connection in ready:
+            if connection.peer is None:
+                self._authenticate(connection)
+        peers = [connection.peer for connection in ready if connection.peer is not None]
         if self._strangers:
-            self._send_away_the_slow(peers)
+            self._close_slow_strangers(ready)
         return peers
 
-    def hear(self, peer: Peer) -> Iterator[FromWorker]:
-        """What a worker says; strangers are dealt with. Raises ProtocolError and PeerLost."""
-        for message in peer.channel.receive_nowait():
-            if isinstance(message, (Hello, Proof)):
-                peer.introduce(message)
-                if peer.is_proven:
-                    self._strangers.pop(peer, None)
-            else:
-                yield message
+    def close(self, peer: PeerEnd, reason: str = "") -> None:
+        """End a connection; with a reason, send it first."""
+        connection = self._connections.pop(peer, None)
+        if connection is not None:
+            self._close(connection, reason)
 
-    def close(self, peer: Peer, reason: str = "") -> None:
-        """End a connection; with a reason, tell it."""
-        self._strangers.pop(peer, None)
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(peer.channel)
-        if reason:
-            with suppress(PeerLost):
-                peer.channel.send(Refused(reason))
-        peer.channel.close()
-
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Close everything."""
         signal.set_wakeup_fd(-1)
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, Peer):
-                self.close(key.data)
+        for connection in (*self._strangers, *self._connections.values()):
+            self._close(connection)
+        self._connections.clear()
         self._selector.close()
-        for sock in (self._listener, self._waker, self._woken):
+        for sock in (self._listening, self._waker, self._woken):
             sock.close()
 
-    def _let_in(self) -> None:
-        channel = accept(self._listener, decode_stranger)
-        if channel is None:
+    # ---------------------------------------------------------------------------------- writing
+
+    def _watch_blocked(self) -> None:
+        """Let the selector say when a blocked connection can be written to."""
+        for connection in self._blocked:
+            with suppress(KeyError, ValueError):  # it was closed meanwhile
+                self._selector.modify(connection.channel, _READ | _WRITE, connection)
+        self._blocked.clear()
+
+    def _flush(self, connection: _Connection) -> bool:
+        """Send what was blocked; return False if the connection is broken: reading says why."""
+        try:
+            if connection.channel.flush():
+                self._selector.modify(connection.channel, _READ, connection)
+        except PeerLost:
+            return False
+        return True
+
+    # --------------------------------------------------------------------------- authentication
+
+    def _accept(self) -> None:
+        sock = accept(self._listening)
+        if sock is None:
             return
         while len(self._strangers) >= STRANGERS_MAX:
-            self.close(next(iter(self._strangers)))
-        peer = Peer(channel, Challenger(self._token), monotonic(), pid_of(channel))
-        self._strangers[peer] = None
-        self._selector.register(channel, selectors.EVENT_READ, peer)
+            self._close(next(iter(self._strangers)))
+        channel: Channel[Any] = Channel(sock, decode_stranger, STRANGER_LIMIT)
+        connection = _Connection(channel, Challenger(self._token), monotonic())
+        channel.on_blocked = lambda: self._blocked.add(connection)
+        self._strangers[connection] = None
+        self._selector.register(channel, _READ, connection)
 
-    def _send_away_the_slow(self, speaking: list[Peer]) -> None:
-        limit = monotonic() - STRANGER_PATIENCE_S
-        # Those that have spoken are not slow; it may have been us.
-        for peer in [p for p in self._strangers if p.came_at < limit and p not in speaking]:
-            self.close(peer, "it took too long to introduce itself")
+    def _authenticate(self, connection: _Connection) -> None:
+        """Go on with the handshake; once it is complete, the connection has a peer."""
+        channel = connection.channel
+        try:
+            for message in channel.receive_nowait():
+                if isinstance(message, Hello):
+                    channel.send(connection.challenger.answer(message))
+                    continue
+                connection.challenger.check(message)
+                channel.trust(decode_worker)
+                del self._strangers[connection]
+                connection.peer = self._open_peer(channel)
+                self._connections[connection.peer] = connection
+                return  # what else has arrived is the peer's
+        except ProtocolError as error:
+            self._report(f"refused a connection: {error}")
+            self._close(connection, str(error))
+        except PeerLost:
+            self._close(connection)
+
+    def _close_slow_strangers(self, ready: list[_Connection]) -> None:
+        limit = monotonic() - STRANGER_TIMEOUT_S
+        # One that has just sent something isn't slow: the server may have been busy.
+        slow = [c for c in self._strangers if c.accepted_at < limit and c not in ready]
+        for connection in slow:
+            self._close(connection, "it took too long to authenticate")
+
+    def _close(self, connection: _Connection, reason: str = "") -> None:
+        self._strangers.pop(connection, None)
+        self._blocked.discard(connection)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection.channel)
+        if reason:
+            with suppress(PeerLost):
+                connection.channel.send(Refused(reason))
+        connection.channel.close()
+        # The channel refers to the connection: without this, only the garbage collector would free
+        # the worker's slot.
+        connection.peer = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the server says while a run goes on: plain lines, few of them."""
+"""The lines that the server prints during a run."""
 
 from time import monotonic
 
@@ -12,60 +12,60 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """Says how a run gets on."""
+    """Prints how a run is doing."""
 
     def __init__(self, settings: Settings) -> None:
         self._spec = settings.spec
         self._tells = settings.progress
         self._said_at = monotonic()
         self._version = self._said_version = 0
-        self._too_few = False  # workers, for what the rule wants
+        self._too_few = False  # workers, for what the rule asks for
         self._scalars: dict[str, float] = {}
         self._is_over = False
         self._refused: set[int] = set()  # workers
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print a line."""
         print(text, flush=True)
 
     def restored(self, version: int) -> None:
-        """The run goes on from there."""
+        """Note that the run continues from this version."""
         self._version = version
 
     def begin(self) -> None:
-        """The run begins, or goes on."""
-        self.say("training" if self._version == 0 else f"going on at version {self._version}")
+        """Say that the run begins or continues."""
+        self.say("training" if self._version == 0 else f"continuing at version {self._version}")
         self._said_at, self._said_version = monotonic(), self._version
 
     def updated(self, action: ApplyUpdate, givers: float, scalars: dict[str, float]) -> None:
-        """An update was made, to which so many workers could give; inf: they may give twice."""
+        """Note an update that this many workers could contribute to; inf: any number of times."""
         self._version = action.update
         self._scalars = scalars
         too_few = givers < action.wanted
         if too_few and not self._too_few:
-            self.say(f"going on with {_workers(givers)}; an update should take {action.wanted}")
+            self.say(f"continuing with {_workers(givers)}; an update should take {action.wanted}")
         elif self._too_few and not too_few:
             self.say(f"an update takes {action.wanted} workers again")
         self._too_few = too_few
 
     def refused(self, worker: int) -> None:
-        """A gradient of this worker was not finite; said once for each worker."""
+        """Say, once per worker, that a gradient was not finite."""
         if worker not in self._refused:
             self._refused.add(worker)
             self.say(
-                f"refused a gradient of worker {worker} with a NaN or an infinity in it; "
-                "further ones are in the trace"
+                f"refused a gradient of worker {worker} that contains NaN or infinity; "
+                "the trace lists any others"
             )
 
     def tick(self, workers: int, begun: bool) -> None:
-        """Time has passed."""
+        """Print a line if the last one is a while ago."""
         now = monotonic()
         if now - self._said_at < EVERY_S:
             return
         if self._is_over:
-            self.say(f"waiting for {_workers(workers)} to come to the end of the script")
+            self.say(f"waiting for {_workers(workers)} to finish the script")
         elif not begun:
-            self.say(f"waiting for workers: {workers} of {self._spec.workers} are here")
+            self.say(f"waiting for workers: {workers} of {self._spec.workers} have joined")
         elif self._tells:
             rate = (self._version - self._said_version) / (now - self._said_at)
             of = "" if self._spec.steps is None else f" of {self._spec.steps}"
@@ -75,7 +75,7 @@ class Progress:
         self._said_at, self._said_version = now, self._version
 
     def end(self, version: int, samples: int, took_s: float) -> None:
-        """The run is over; it took so long from its beginning to its last update."""
+        """Say that the run has ended; `took_s`: from its beginning to its last update."""
         self._is_over = True
         steps = self._spec.steps
         of = "" if steps is None or version == steps else f" of {steps}"

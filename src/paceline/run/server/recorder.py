@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import time
-from typing import Any
 
 import msgspec
 
+from paceline.core.ledger import Origin
 from paceline.errors import SpecError, TraceError
 from paceline.trace.reader import TraceReader
 from paceline.trace.schema import Gradient, Header, Record, Restored, Resumed, Update
@@ -72,10 +72,18 @@ class Recorder:
             case _:
                 pass
 
-    def restore(self, header: Header, version: int, memory: Any, resumed: bool) -> Restored:
-        """The run goes on from this version; `resumed`: because somebody wants it to."""
-        told = (self.down_s, self.turns, memory, resumed)
-        restored = Restored(self.time, version, header, *told)
+    def restore(self, header: Header, origin: Origin, resumed: bool) -> Restored:
+        """Record that the run continues from here; `resumed`: because a user resumed it."""
+        restored = Restored(
+            t=self.time,
+            version=origin.version,
+            header=header,
+            down_s=self.down_s,
+            turns=self.turns,
+            memory=origin.memory,
+            resumed=resumed,
+            samples=origin.samples,
+        )
         self.write([restored])
         return restored
 

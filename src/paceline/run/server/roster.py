@@ -1,61 +1,105 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The workers of a run, from the server's side: who is here, and telling them things.
+"""The workers of a run, as the server sees them. Only the roster changes a peer.
 
-Nothing here decides. A message that cannot be sent makes its peer a lost one, which the server
-finds in `lost` when it has done what it was at.
+A connection becomes a member when it joins with a spec that equals the run's. A member is *busy*
+while it computes a turn and *idle* while it waits for the next one. A member whose process was
+stopped (SIGSTOP, Ctrl-Z) is *parked*: it has left the run and keeps its connection and slot.
+
+Nothing here decides. A message that can't be sent marks its peer as broken; the server finds it in
+`take_broken` when it has done what it was doing.
 """
 
-import os
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from paceline.core.events import SendParams
+from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run.net import messages
-from paceline.run.server.checkpointer import Checkpointer
-from paceline.run.server.peers import Peer
+from paceline.run.net.transport import PeerEnd
 from paceline.run.settings import Settings
-from paceline.run.tensors.group_options import OptionBook, all_options, as_it_is
+from paceline.run.tensors.buffers import ParameterBuffer
 from paceline.run.tensors.layout import difference
-from paceline.run.tensors.region import Region
-from paceline.run.tensors.shard import ParameterBuffer, Shard
-from paceline.run.tensors.state import pack, unpack
+from paceline.run.tensors.state_spec import StateSpec
+from paceline.trace.records import Measured
 
-__all__ = ["Roster"]
+__all__ = ["Peer", "Roster"]
+
+
+@dataclass(eq=False)
+class Peer:
+    """A worker that has joined. For reading only; the roster changes it."""
+
+    worker: int
+    end: PeerEnd
+    options_known: int | None = None  # changes of options it was told of; None: it knows nothing
+    asked_at: float | None = None  # when its turn began; None: it is idle
+    update: int | None = None  # the update its last gradient was accepted for, if it was
+    notice: messages.FateNotice | None = None  # the fate of its last gradient, until it is told
+    is_parked: bool = False  # its process was stopped, and it has left the run meanwhile
+    is_silent: bool = False  # it was parked while idle, so it has nothing to report
+
+    def measured(self, compute_s: float, now: float, sq_norm: float | None = None) -> Measured:
+        """Return what the trace records of its turn; it can't have computed before it began."""
+        assert self.asked_at is not None
+        return Measured(self.asked_at, min(compute_s, now - self.asked_at), sq_norm=sq_norm)
 
 
 class Roster:
-    """All workers that take part, those that are parked among them."""
+    """All workers that take part, the parked ones among them."""
 
-    def __init__(self, settings: Settings, shard: Shard) -> None:
-        self.members: dict[int, Peer] = {}
-        self.ever: set[int] = set()  # everybody that was ever a member
-        self.lost: list[tuple[Peer, str]] = []  # who, and why
-        self.options = OptionBook()
+    def __init__(self, settings: Settings, spec: StateSpec) -> None:
         self._settings = settings
-        self._shard = shard
+        self._spec = spec
+        self._members: dict[int, Peer] = {}
+        self._by_end: dict[PeerEnd, Peer] = {}
+        self._known: set[int] = set()
+        self._broken: list[tuple[PeerEnd, str]] = []
+
+    # --------------------------------------------------------------------------------- reading
+
+    def __getitem__(self, worker: int) -> Peer:
+        return self._members[worker]
+
+    def get(self, worker: int) -> Peer | None:
+        """Return the member with this number, if there is one."""
+        return self._members.get(worker)
+
+    def find(self, end: PeerEnd) -> Peer | None:
+        """Return the member at this connection; None if it hasn't joined."""
+        return self._by_end.get(end)
+
+    def member(self, end: PeerEnd) -> Peer:
+        """Return the member at this connection; raises ProtocolError if it hasn't joined."""
+        peer = self._by_end.get(end)
+        if peer is None:
+            raise ProtocolError("a worker must join before anything else")
+        return peer
+
+    @property
+    def members(self) -> list[Peer]:
+        """All members, the parked ones among them."""
+        return list(self._members.values())
 
     @property
     def active(self) -> list[Peer]:
-        """Those that are not parked."""
-        return [peer for peer in self.members.values() if not peer.is_parked]
+        """The members that aren't parked."""
+        return [peer for peer in self._members.values() if not peer.is_parked]
 
-    def welcome(self, peer: Peer, message: messages.Join, checkpointer: Checkpointer) -> None:
-        """Take a worker in, if it is one of this run; raises ProtocolError if it is not."""
-        worker = message.worker
-        if peer.worker is not None:
-            raise ProtocolError(f"worker {peer.worker} has joined already")
-        if worker in self.members:
-            raise ProtocolError(f"there is a worker {worker} already; give this one another number")
-        if message.release != RELEASE:
-            raise ProtocolError(f"it has Paceline {message.release}, the run has {RELEASE}")
-        unlike = difference(message.contents, self._shard.common.contents)
-        if unlike:
-            raise ProtocolError(f"its script is not that of the run: {unlike}")
-        try:
-            slot, fd = self._shard.new_slot()
-        except SpecError as error:  # no memory for one more; those that are here go on
-            raise ProtocolError(str(error)) from None
+    @property
+    def known_count(self) -> int:
+        """How many workers have ever joined, or will never come."""
+        return len(self._known)
+
+    def is_known(self, worker: int) -> bool:
+        """Return whether the worker has ever joined, or will never come."""
+        return worker in self._known
+
+    # ------------------------------------------------------------------------ coming and going
+
+    def admit(self, end: PeerEnd, join: messages.Join, saves: bool, position: bytes) -> Peer:
+        """Make the connection a member; raises ProtocolError if it can't be one."""
+        self._check(end, join)
         settings = self._settings
         welcome = messages.Welcome(
             workers=settings.spec.workers,
@@ -63,87 +107,101 @@ class Roster:
             seed=settings.spec.seed,
             requeue=settings.requeue,
             averages=settings.ema is not None,
-            saves=checkpointer.is_on,
-            place=checkpointer.place_of(worker),
+            saves=saves,
+            position=position,
         )
         try:
-            peer.channel.send(welcome, fd, self._shard.constants_fd)
-        finally:
-            os.close(fd)
-        peer.worker, peer.slot = worker, slot
-        self.members[worker] = peer
-        self.ever.add(worker)
-
-    def send_work(self, action: SendParams, asked_at: float, place_wanted: int) -> None:
-        """Let the worker compute at this version, and tell it what became of its last gradient."""
-        peer = self.members[action.worker]
-        place = self._shard.read(action.worker, action.version)
-        optimizers = self._shard.common.optimizers
-        if peer.options_known is None:  # it may come from another server, which was lost
-            options = all_options(optimizers)
-        else:
-            changed = self.options.since(peer.options_known)
-            options = tuple([as_it_is(optimizers, option) for option in changed])
-        work = messages.Assignment(
-            action.turn,
-            action.version,
-            place.number,
-            place.number not in peer.places,
-            self._shard.steps_at(action.version),
-            asked_at,
-            options,
-            peer.seen,
-            place_wanted,
-        )
-        peer.options_known, peer.seen = self.options.edition, None
-        self._send_with_place(peer, work, place)
-
-    def send_over(self, peer: Peer, place_wanted: int = 0) -> None:
-        """Tell that the run has ended, and where its last version lies."""
-        place = self._shard.newest
-        over = messages.RunEnded(
-            self._shard.version,
-            place.number,
-            place.number not in peer.places,
-            tuple(self._shard.steps),
-            peer.seen,
-            place_wanted,
-        )
-        peer.seen = None
-        self._send_with_place(peer, over, place)
-
-    def _send_with_place(
-        self, peer: Peer, message: messages.Assignment | messages.RunEnded, place: ParameterBuffer
-    ) -> None:
-        peer.places.add(place.number)
-        self.send(peer, message, *([place.fd] if message.place_is_new else []))
-
-    def send(self, peer: Peer, message: object, *fds: int) -> None:
-        """Send a message; a peer that cannot be reached is lost."""
-        try:
-            peer.channel.send(message, *fds)
-        except PeerLost as error:
-            self.lost.append((peer, str(error)))
-
-    def give_state(self, peer: Peer, message: messages.StateRequest) -> None:
-        """Send a worker the state that it asks for."""
-        try:
-            tree, fd = pack(self._shard.state(message.what, message.optimizer), message.what)
-            # Not in the message: it may be more than the socket takes at once, and we do not wait.
-            _, tree_fd = Region.create(len(tree), message.what)
-        except SpecError as error:
+            end.open_slot(welcome)
+        except SpecError as error:  # no memory for one more; the others go on
             raise ProtocolError(str(error)) from None
-        try:
-            os.pwrite(tree_fd, tree, 0)
-            self.send(peer, messages.StateReply(len(tree)), tree_fd, fd)
-        finally:
-            os.close(fd)
-            os.close(tree_fd)
+        peer = self._members[join.worker] = self._by_end[end] = Peer(join.worker, end)
+        self._known.add(join.worker)
+        return peer
 
-    def take_state(self, peer: Peer, message: messages.StateUpload) -> Any:
-        """The state that a worker sends."""
-        fd = peer.channel.take_fd()
+    def _check(self, end: PeerEnd, join: messages.Join) -> None:
+        if end in self._by_end:
+            raise ProtocolError(f"worker {self._by_end[end].worker} has joined already")
+        if join.worker in self._members:
+            raise ProtocolError(
+                f"there is already a worker {join.worker}; give this one another number"
+            )
+        if join.release != RELEASE:
+            raise ProtocolError(f"it runs Paceline {join.release}, and the run {RELEASE}")
+        mismatch = difference(join.spec, self._spec)
+        if mismatch:
+            raise ProtocolError(f"its script is not the run's: {mismatch}")
+
+    def remove(self, peer: Peer) -> None:
+        """Forget a member whose connection is gone."""
+        del self._members[peer.worker]
+        del self._by_end[peer.end]
+
+    def expect_no_more(self, worker: int) -> None:
+        """Count a worker that will never come as known."""
+        self._known.add(worker)
+
+    def park(self, peer: Peer) -> None:
+        """Note that the member's process was stopped."""
+        peer.is_parked, peer.is_silent = True, peer.asked_at is None
+
+    def unpark(self, peer: Peer) -> None:
+        """Note that the member's process goes on."""
+        peer.is_parked = False
+
+    # ----------------------------------------------------------------------------------- turns
+
+    def begin_turn(self, peer: Peer, now: float, options_known: int) -> None:
+        """Note that the member was given work and told everything up to here."""
+        peer.asked_at, peer.options_known, peer.notice = now, options_known, None
+
+    def end_turn(self, peer: Peer) -> float | None:
+        """Note that the member is idle; return when its turn had begun, if it was busy."""
+        asked_at, peer.asked_at = peer.asked_at, None
+        return asked_at
+
+    def reopen_turn(self, peer: Peer, asked_at: float) -> None:
+        """Undo `end_turn` for a report that was refused."""
+        peer.asked_at = asked_at
+
+    def set_fate(self, peer: Peer, notice: messages.FateNotice, update: int | None) -> None:
+        """Note the fate of the member's gradient, and the update it was accepted for, if any."""
+        peer.notice, peer.update = notice, update
+
+    def count_contributors(self, worker: int, update: int, count: int) -> None:
+        """Complete the notice of a contributor to an update that was made, if it is still here."""
+        peer = self._members.get(worker)
+        if peer is not None and peer.notice is not None and peer.update == update:
+            notice = peer.notice
+            peer.notice = messages.FateNotice(
+                Fate.ACCEPTED, notice.version, notice.staleness, count
+            )
+
+    def clear_notice(self, peer: Peer) -> None:
+        """Note that the member was told the fate of its last gradient."""
+        peer.notice = None
+
+    # --------------------------------------------------------------------------------- sending
+
+    def send(self, peer: Peer, message: object) -> None:
+        """Send a message; a peer that can't be reached is broken."""
         try:
-            return unpack(message.tree, fd)
-        finally:
-            os.close(fd)
+            peer.end.send(message)
+        except PeerLost as error:
+            self._broken.append((peer.end, str(error)))
+
+    def publish(
+        self,
+        peer: Peer,
+        message: messages.Assignment | messages.RunEnded,
+        buffer: ParameterBuffer,
+    ) -> None:
+        """Send a message with the version it names; a peer that can't be reached is broken."""
+        try:
+            peer.end.publish(message, buffer)
+        except PeerLost as error:
+            self._broken.append((peer.end, str(error)))
+
+    def take_broken(self) -> Iterable[tuple[PeerEnd, str]]:
+        """Return the connections that broke while sending, with the reasons, once each."""
+        broken, self._broken = self._broken, []
+        return broken

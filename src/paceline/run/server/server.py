@@ -2,56 +2,62 @@
 """The real shell around the core: receive, decide, perform, record.
 
 Theory of operation
-    One thread, one loop. Whatever a worker says becomes an event with the time at which it was
-    read; the decider answers with actions, which are performed in their order: tensors by the
-    shard, everything else by a message. The event and what was decided go into the trace. A run has
-    no other state than the ledger of the decider, the tensors of the shard, and what each peer was
-    told last. What nobody waits for is done when nobody has anything to say: gradients that have
-    come are added up, and the trace is written.
+    One thread, one loop. Each message from a worker becomes an event with the time at which it was
+    read; the decider answers with actions, and the executor performs them in their order. The
+    event and what was decided go into the trace. The state of a run is the decider's ledger, the
+    shard's tensors, and what the roster knows of each worker, and nothing else. Work that nobody
+    waits for is done while nobody has anything to say: gradients that have arrived are added up,
+    and the trace is written.
 
-    A worker's death is its connection closing. A worker that was stopped is found by asking the
-    system; it leaves the run, and joins again with its next report, or, if it had nothing to report
-    on but waited, when the system tells that it goes on.
+    A worker's death is its connection closing. A worker whose process was stopped (SIGSTOP) is
+    found by asking the OS; it leaves the run, and joins again with its next report, or, if it was
+    waiting and has nothing to report, when the OS says that its process goes on.
 """
 
 from collections.abc import Callable
-from math import inf
 from time import monotonic
 from typing import Any
 
 from paceline.core.decider import Decider
 from paceline.core.events import (
+    ApplyUpdate,
     Event,
     GradientArrived,
-    SendParams,
     StopRequested,
     TimerFired,
+    UpdateApplied,
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
     WorkerMissing,
 )
-from paceline.errors import PeerLost, ProtocolError
+from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.run.net import messages
+from paceline.run.net.transport import Connections, PeerEnd
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
-from paceline.run.server.executor import Executor
+from paceline.run.server.executor import Executor, RunParts
+from paceline.run.server.failure_watch import FailureWatch
 from paceline.run.server.gradient_checks import check_gradient, is_of_another_optimizer
-from paceline.run.server.listener import Listener
-from paceline.run.server.peers import Peer, is_stopped
+from paceline.run.server.process_status import is_stopped
+from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
+from paceline.run.server.roster import Peer, Roster
+from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings
-from paceline.run.tensors.group_options import group_of, set_option
+from paceline.run.tensors.group_options import group_of
 from paceline.run.tensors.shard import Shard
 from paceline.trace.records import Measured, record_event
 from paceline.trace.schema import Ended
 
 __all__ = ["Server"]
 
-QUIET_S = 1e-3  # when nobody has said anything for so long, there is time for chores
-TICK_S = 0.5  # how often the server looks after things that nobody tells it
-WORTH_ADDING_EARLY_BYTES = 1 << 20  # less is added up in no time when the update is made
-LINGER_S = 10.0  # for workers that have not come yet when the run is over
+QUIET_S = 1e-3  # after this long without news there is time for what nobody waits for
+TICK_S = 0.5  # how often the server looks after things that no message tells it
+WORTH_SUMMING_EARLY_BYTES = 1 << 20  # less is added up in no time when the update is made
+LINGER_S = 10.0  # after the end, for workers that haven't come yet
+
+Report = messages.GradientReport | messages.AbandonReport
 
 
 class Server:
@@ -62,298 +68,323 @@ class Server:
         settings: Settings,
         decider: Decider,
         shard: Shard,
-        listener: Listener,
+        connections: Connections,
         recorder: Recorder,
         checkpointer: Checkpointer,
     ) -> None:
         self._settings = settings
         self._decider = decider
         self._shard = shard
-        self._listener = listener
+        self._connections = connections
         self._recorder = recorder
         self._checkpointer = checkpointer
-        self._executor = Executor(settings, decider, shard, checkpointer)
-        self._executor.began, self._executor.updated = recorder.began, recorder.updated
-        self._roster, self._goal = self._executor.roster, self._executor.goal
-        self._progress, self._timers = self._executor.progress, self._executor.timers
-        self._has_chores = False
-        self._waits_since: float | None = None  # for workers; None: it does not
-        self._began = monotonic() - recorder.time
-        checkpointer.begin(decider.ledger.version, self._now())
-        self._handlers: dict[type, Callable[[Peer, Any], None]] = {
+        self._roster = Roster(settings, shard.state.contents)
+        self._failures = FailureWatch()
+        self._progress = Progress(settings)
+        self._timers = Timers()
+        self._clock = RunClock(recorder.time)
+        parts = RunParts(
+            settings=settings,
+            decider=decider,
+            shard=shard,
+            checkpointer=checkpointer,
+            roster=self._roster,
+            failures=self._failures,
+            progress=self._progress,
+            timers=self._timers,
+            clock=self._clock,
+        )
+        self._executor = Executor(parts, recorder.began, recorder.updated)
+        self._end: Ended | None = None
+        self._has_idle_work = False
+        self._waits_since: float | None = None  # for workers; None: it doesn't
+        checkpointer.begin(decider.ledger.version, self._clock.now())
+        self._handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             messages.Join: self._on_join,
-            messages.GradientReport: self._on_gradient,
-            messages.AbandonReport: self._on_abandoned,
-            messages.StateRequest: self._on_state_wanted,
-            messages.StateUpload: self._on_state_given,
-            messages.PositionReport: lambda peer, m: checkpointer.take(
-                _member(peer), m.checkpoint, m.place
-            ),
-            messages.WorkerUnavailable: self._on_missing,
+            messages.GradientReport: self._on_gradient_report,
+            messages.AbandonReport: self._on_abandon_report,
+            messages.StateRequest: self._on_state_request,
+            messages.StateUpload: self._on_state_upload,
+            messages.PositionReport: self._on_position_report,
+            messages.WorkerUnavailable: self._on_worker_unavailable,
         }
 
     def restore(self, saved: Saved) -> None:
-        """Go on from there; the decider and the shard are there already."""
+        """Continue from a checkpoint; the decider and the shard have loaded it already."""
         self._executor.restore(saved)
-        self._checkpointer.know(saved.places)
+        self._checkpointer.restore(saved.positions)
 
     def serve(self) -> str:
-        """Run to the end, until everybody has gone; return why it failed, "" if it did not."""
+        """Run until everybody has left; return why the run failed, "" if it didn't."""
         next_tick = monotonic()
         while not self._is_done():
             if monotonic() >= next_tick:
                 self._tick()
                 next_tick = monotonic() + TICK_S
-            wait_s = self._wait_s(next_tick)
-            heard = self._listener.wait(min(wait_s, QUIET_S) if self._has_chores else wait_s)
-            for peer in heard:
-                self._hear(peer)
-            if self._has_chores and not heard:
-                self._do_chores()
+            self._wait_for_news(next_tick)
             self._fire_timers()
-            self._lose_the_lost()
-            if self._listener.stop_wanted and not self._stops:
-                self._tell(StopRequested(self._now()))
+            self._lose_broken()
+            if self._connections.stop_wanted and not self._is_stopping:
+                self._handle(StopRequested(self._clock.now()))
         assert self._end is not None
         self._checkpointer.finish()
         self._recorder.write([self._end])
         self._recorder.close()
-        self._listener.shut()
-        return self._goal.failure or ("" if self._end.version else "no update was made")
+        self._connections.shut_down()
+        return self._failures.failure or ("" if self._end.version else "no update was made")
+
+    # The loop above has no local variable for a peer: while it waits, that would keep the slot of a
+    # worker that has left.
+
+    def _wait_for_news(self, until: float) -> None:
+        """Wait for messages until then, and receive them; if there are none, use the time."""
+        wait_s = max(0.0, min(until, self._next_timer_at()) - monotonic())
+        ready = self._connections.wait(min(wait_s, QUIET_S) if self._has_idle_work else wait_s)
+        for peer in ready:
+            self._receive(peer)
+        if self._has_idle_work and not ready:
+            self._do_idle_work()
+
+    def _lose_broken(self) -> None:
+        for end, reason in self._roster.take_broken():
+            self._lose(end, reason)
 
     def _is_done(self) -> bool:
-        """Whether the run is over and everybody has been told, those too that come late to it."""
+        """Return whether the run has ended and every worker was told, late ones included."""
         if self._end is None or self._roster.active:
             return False
-        all_came = len(self._roster.ever) >= self._settings.spec.workers
-        return all_came or self._listener.stop_wanted or self._now() > self._end.t + LINGER_S
+        if self._roster.known_count >= self._settings.spec.workers or self._connections.stop_wanted:
+            return True
+        return self._clock.now() > self._end.t + LINGER_S
 
     @property
-    def _end(self) -> Ended | None:
-        return self._executor.end
-
-    @property
-    def _stops(self) -> bool:
+    def _is_stopping(self) -> bool:
         return self._end is not None or self._decider.ledger.stopping
 
-    def _now(self) -> float:
-        return monotonic() - self._began
+    def _next_timer_at(self) -> float:
+        return self._clock.monotonic_at(self._timers.next_at)
 
-    def _wait_s(self, next_tick: float) -> float:
-        until = min(next_tick - self._began, self._timers.next_at)
-        return max(0.0, until - self._now())
+    # --------------------------------------------------------------------------------- receiving
 
-    # ------------------------------------------------------------------------ hearing of workers
-
-    def _hear(self, peer: Peer) -> None:
+    def _receive(self, end: PeerEnd) -> None:
         try:
-            for message in self._listener.hear(peer):
-                self._handlers[type(message)](peer, message)
+            for message in end.receive_nowait():
+                self._handlers[type(message)](end, message)
         except ProtocolError as error:
-            self._lose(peer, f"broke the rules: {error}", tell_it=str(error))
+            self._lose(end, f"broke the protocol: {error}", tell_it=str(error))
         except PeerLost as error:
-            self._lose(peer, str(error))
+            self._lose(end, str(error))
 
-    def _lose(self, peer: Peer, reason: str, tell_it: str = "") -> None:
-        self._listener.close(peer, tell_it)
-        if peer.worker is None:
-            if tell_it:
-                self._progress.say(f"refused a stranger: {reason}")
-        elif self._roster.members.get(peer.worker) is peer:
-            del self._roster.members[peer.worker]
-            self._shard.leave(peer.worker)
+    def _lose(self, end: PeerEnd, reason: str, tell_it: str = "") -> None:
+        """Close a connection; if it is a member's, the worker leaves the run."""
+        self._connections.close(end, tell_it)
+        peer = self._roster.find(end)
+        if peer is not None:
+            self._roster.remove(peer)
+            self._shard.remove_reader(peer.worker)
             if not peer.is_parked:
-                self._leave(peer.worker, peer, reason)
+                self._leave(peer, reason)
+        elif tell_it:
+            self._progress.say(f"refused a connection: {tell_it}")
 
-    def _lose_the_lost(self) -> None:
-        while self._roster.lost:
-            self._lose(*self._roster.lost.pop())
-
-    def _leave(self, worker: int, peer: Peer, reason: str) -> None:
-        self._shard.free_slot(worker)
-        self._checkpointer.leave(worker)
-        lost = None if peer.asked_at is None else Measured(peer.asked_at)
-        peer.asked_at = None
+    def _leave(self, peer: Peer, reason: str) -> None:
+        self._shard.release_slot(peer.worker)
+        self._checkpointer.forget(peer.worker)
+        asked_at = self._roster.end_turn(peer)
+        lost = None if asked_at is None else Measured(asked_at)
         if self._end is None:
-            self._progress.say(f"worker {worker} left: {reason}")
-        self._tell(WorkerLeft(self._now(), worker, reason), lost)
+            self._progress.say(f"worker {peer.worker} left: {reason}")
+        self._handle(WorkerLeft(self._clock.now(), peer.worker, reason), lost)
 
-    def _on_join(self, peer: Peer, message: messages.Join) -> None:
-        self._roster.welcome(peer, message, self._checkpointer)
-        self._join(peer, message.worker)
+    def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
+        position = self._checkpointer.position_of(message.worker)
+        peer = self._roster.admit(end, message, self._checkpointer.is_on, position)
+        self._join(peer)
 
-    def _on_missing(self, peer: Peer, message: messages.WorkerUnavailable) -> None:
-        """The launcher tells that a worker will not come; of one that came we know ourselves."""
-        del peer
-        if message.worker not in self._roster.ever:
-            self._roster.ever.add(message.worker)
-            self._progress.say(f"nobody waits for worker {message.worker}: {message.reason}")
-            self._tell(WorkerMissing(self._now(), message.worker, message.reason))
+    def _join(self, peer: Peer) -> None:
+        was_over = self._end is not None
+        self._handle(WorkerJoined(self._clock.now(), peer.worker))
+        if was_over:  # otherwise, if the run ends now, everybody is told, this worker too
+            self._executor.send_end(peer)
 
-    def _join(self, peer: Peer, worker: int) -> None:
-        self._tell(WorkerJoined(self._now(), worker))
-        if self._end is not None:
-            self._roster.send_over(peer)
+    def _on_worker_unavailable(self, end: PeerEnd, message: messages.WorkerUnavailable) -> None:
+        """The launcher won't start a worker; of one that has joined we know ourselves."""
+        del end
+        worker, reason = message.worker, message.reason
+        if not self._roster.is_known(worker):
+            self._roster.expect_no_more(worker)
+            self._progress.say(f"not waiting for worker {worker}: {reason}")
+            self._handle(WorkerMissing(self._clock.now(), worker, reason))
 
-    def _on_gradient(self, peer: Peer, message: messages.GradientReport) -> None:
-        worker = self._reporter(peer, message)
-        if worker is None:
+    def _on_gradient_report(self, end: PeerEnd, report: messages.GradientReport) -> None:
+        peer = self._reporting_peer(end, report)
+        if peer is None:
             return
-        check_gradient(self._decider, self._shard, worker, message)
-        now = self._now()
-        measured = peer.measured(message.compute_s, now, message.sq_norm)
-        if is_of_another_optimizer(self._decider, self._shard, worker, message):
-            self._report(peer, WorkAbandoned(now, worker, message.turn), measured, message)
+        worker = peer.worker
+        check_gradient(self._decider, self._shard, worker, report)
+        now = self._clock.now()
+        measured = peer.measured(report.compute_s, now, report.sq_norm)
+        event: GradientArrived | WorkAbandoned
+        if is_of_another_optimizer(self._decider, self._shard, worker, report):
+            event = WorkAbandoned(now, worker, report.turn)
         else:
-            finite = message.cancelled or message.sq_norm is not None
-            turn, version, samples = message.turn, message.version, message.samples
-            event = GradientArrived(now, worker, turn, version, samples, finite)
-            self._report(peer, event, measured, message)
+            is_finite = report.cancelled or report.sq_norm is not None
+            event = GradientArrived(
+                time=now,
+                worker=worker,
+                turn=report.turn,
+                version=report.version,
+                samples=report.samples,
+                finite=is_finite,
+                sq_norm=report.sq_norm,
+            )
+        self._end_turn(peer, event, measured, report)
 
-    def _on_abandoned(self, peer: Peer, message: messages.AbandonReport) -> None:
-        worker = self._reporter(peer, message)
-        if worker is not None:
-            now = self._now()
-            measured = peer.measured(message.compute_s, now)
-            self._report(peer, WorkAbandoned(now, worker, message.turn), measured, message)
+    def _on_abandon_report(self, end: PeerEnd, report: messages.AbandonReport) -> None:
+        peer = self._reporting_peer(end, report)
+        if peer is not None:
+            now = self._clock.now()
+            measured = peer.measured(report.compute_s, now)
+            self._end_turn(peer, WorkAbandoned(now, peer.worker, report.turn), measured, report)
 
-    def _reporter(
-        self, peer: Peer, message: messages.GradientReport | messages.AbandonReport
-    ) -> int | None:
-        """Who reports; None: one that was parked. Its work is void, and it begins anew."""
-        worker = _member(peer)
-        for option in message.options:
-            group_of(self._shard.common.optimizers, option)  # raises if there is none
+    def _reporting_peer(self, end: PeerEnd, report: Report) -> Peer | None:
+        """Return who reports; None if it was parked: it joins again, and the report is void."""
+        peer = self._roster.member(end)
+        for option in report.options:
+            group_of(self._shard.state.optimizers, option)  # raises if there is no such group
         if not peer.is_parked:
-            if peer.asked_at is None or message.turn != self._decider.ledger.turns[worker]:
-                raise ProtocolError(f"nobody waits for turn {message.turn}")
-            return worker
-        self._shard.leave(worker)
-        self._take_options(message)
-        self._come_back(worker, peer)
+            if peer.asked_at is None or report.turn != self._decider.ledger.turns[peer.worker]:
+                raise ProtocolError(f"no report is due for turn {report.turn}")
+            return peer
+        self._shard.remove_reader(peer.worker)
+        self._set_options(report)
+        self._rejoin(peer)
         return None
 
-    def _take_options(self, message: messages.GradientReport | messages.AbandonReport) -> None:
-        """What a script has set by hand holds for all, whatever becomes of its gradient."""
-        version = min(message.version, self._decider.ledger.version)
-        for option in message.options:
-            if self._roster.options.enter(option, version):
-                set_option(self._shard.common.optimizers, option)
-
-    def _come_back(self, worker: int, peer: Peer) -> None:
-        peer.is_parked = False
-        self._progress.say(f"worker {worker} is back")
-        self._join(peer, worker)
-
-    def _report(
+    def _end_turn(
         self,
         peer: Peer,
         event: GradientArrived | WorkAbandoned,
         measured: Measured,
-        message: messages.GradientReport | messages.AbandonReport,
+        report: Report,
     ) -> None:
-        peer.asked_at = None
-        self._shard.leave(event.worker)
+        self._roster.end_turn(peer)
+        self._shard.remove_reader(peer.worker)
         try:
-            self._tell(event, measured, message)
+            self._handle(event, measured, report)
         except ProtocolError:
-            peer.asked_at = measured.asked_at  # its work is lost with it; the trace says since when
+            self._roster.reopen_turn(peer, measured.asked_at)  # the trace says when it began
             raise
 
-    def _on_state_wanted(self, peer: Peer, message: messages.StateRequest) -> None:
-        _member(peer)
-        self._roster.give_state(peer, message)
+    def _set_options(self, report: Report) -> None:
+        """Set what a script changed by hand for everybody, whatever the gradient's fate."""
+        version = min(report.version, self._decider.ledger.version)
+        self._executor.set_options(report.options, version)
 
-    def _on_state_given(self, peer: Peer, message: messages.StateUpload) -> None:
-        _member(peer)
-        # A newcomer does what the others did in the beginning; the run has gone on from there.
+    def _rejoin(self, peer: Peer) -> None:
+        self._roster.unpark(peer)
+        self._progress.say(f"worker {peer.worker} is back")
+        self._join(peer)
+
+    def _on_state_request(self, end: PeerEnd, message: messages.StateRequest) -> None:
+        self._roster.member(end)
+        if message.what == "average":
+            if self._shard.average is None:
+                raise ProtocolError("this run keeps no average of the weights")
+            state: Any = self._shard.average
+        else:
+            state = self._shard.optimizer_state(message.optimizer)
+        try:
+            end.send_state(state, message.what)
+        except SpecError as error:
+            raise ProtocolError(str(error)) from None
+
+    def _on_state_upload(self, end: PeerEnd, message: messages.StateUpload) -> None:
+        peer = self._roster.member(end)
+        state = end.receive_state(message)
+        # A worker that joins late uploads what the others did at the beginning; the run has moved
+        # on from there.
         is_late = self._decider.ledger.version > 0 and not message.has_begun
-        state = self._roster.take_state(peer, message)
         if not is_late:
-            self._executor.load_state(message.optimizer, state)
+            self._executor.load_optimizer_state(message.optimizer, state)
         self._roster.send(peer, messages.StateReply(0))
+
+    def _on_position_report(self, end: PeerEnd, message: messages.PositionReport) -> None:
+        worker = self._roster.member(end).worker
+        self._checkpointer.take_position(worker, message.checkpoint, message.position)
 
     # --------------------------------------------------------------------- deciding, performing
 
-    def _tell(
-        self,
-        event: Event,
-        measured: Measured | None = None,
-        message: messages.GradientReport | messages.AbandonReport | None = None,
+    def _handle(
+        self, event: Event, measured: Measured | None = None, report: Report | None = None
+    ) -> None:
+        """Decide on an event, perform what was decided, and record both."""
+        self._perform(event, measured, report)
+        self._has_idle_work = True
+        if self._checkpointer.is_gathering:
+            self._recorder.flush()  # the trace is never behind a checkpoint
+        if self._failures.failure and not self._is_stopping:
+            self._perform(StopRequested(self._clock.now()))
+
+    def _perform(
+        self, event: Event, measured: Measured | None = None, report: Report | None = None
     ) -> None:
         version = self._decider.ledger.version
-        actions = self._decider.handle(event)  # raises, if it is illegal, before anything is done
-        if message is not None:
-            self._take_options(message)
-        gradient = message if isinstance(message, messages.GradientReport) else None
-        made = self._executor.perform(actions, event.time, version, gradient)
-        self._recorder.write(record_event(event, actions, version, measured, made))
-        self._has_chores = True
-        if self._checkpointer.is_gathering:
-            self._recorder.flush()  # a trace is never behind a checkpoint
-        if self._goal.is_reached and not self._stops:
-            self._tell(StopRequested(self._now()))
-        if self._end is None:  # and when everything else is done:
-            for action in actions:
-                if not isinstance(action, SendParams):
-                    continue
-                if not self._decider.ledger.members[action.worker].cancelled:  # by that stop
-                    self._executor.send_params(action, event.time, self._began + event.time)
+        actions = self._decider.handle(event)  # raises before anything is done if it is illegal
+        if report is not None:
+            self._set_options(report)
+        gradient = report if isinstance(report, messages.GradientReport) else None
+        performed = self._executor.perform(actions, event.time, version, gradient)
+        self._end = performed.end or self._end
+        self._recorder.write(record_event(event, actions, version, measured, performed.made))
+        for action in actions:
+            if isinstance(action, ApplyUpdate):
+                made = performed.made.get(action.update)  # None if the update failed
+                sq_norm = None if made is None else made.sq_norm
+                self._perform(UpdateApplied(event.time, action.update, sq_norm))
 
-    # ------------------------------------------------------------------------- looking after it
+    # --------------------------------------------------------------------- timers and idle work
 
     def _fire_timers(self) -> None:
-        ledger = self._decider.ledger
-        for timer in self._timers.due(self._now()):
-            if timer == ledger.timer and ledger.timer_runs and self._end is None:
-                self._tell(TimerFired(self._now(), timer))
+        for timer in self._timers.pop_due(self._clock.now()):
+            if self._decider.ledger.awaits_timer(timer) and self._end is None:
+                self._handle(TimerFired(self._clock.now(), timer))
 
-    def _do_chores(self) -> None:
+    def _do_idle_work(self) -> None:
         """Nobody has anything to say: do what nobody waits for."""
-        self._has_chores = False
+        self._has_idle_work = False
         self._recorder.flush()
-        if self._shard.layout.size >= WORTH_ADDING_EARLY_BYTES:
-            ledger = self._decider.ledger
-            limit: float = inf
-            if self._decider.policy.needed(ledger) >= len(ledger.members):
-                # It takes everybody, in the order of their numbers: so a run repeats bit for bit.
-                limit = min((w for w, m in ledger.members.items() if m.work), default=inf)
-            self._shard.add_early(self._shard.version + 1, limit)
+        if self._shard.size_bytes >= WORTH_SUMMING_EARLY_BYTES:
+            self._executor.sum_early()
 
     def _tick(self) -> None:
-        """Look after what nobody tells: who was stopped, what the run waits for, the trace."""
+        """Look after what no message tells: stopped processes, patience, the trace on disk."""
+        now = self._clock.now()
         self._recorder.flush()
-        self._executor.save_overdue(self._now())
-        self._checkpointer.tick(self._now())
+        self._executor.save_if_overdue(now)
+        self._checkpointer.tick(now)
         self._progress.tick(len(self._roster.active), self._decider.ledger.begun)
-        self._lose_patience()
-        for worker, peer in list(self._roster.members.items()):
-            stopped = peer.pid is not None and is_stopped(peer.pid)
+        self._stop_if_out_of_patience()
+        for peer in self._roster.members:
+            stopped = peer.end.pid is not None and is_stopped(peer.end.pid)
             if stopped and not peer.is_parked:
-                peer.is_parked, peer.is_mute = True, peer.asked_at is None
-                self._leave(worker, peer, "stopped")
-            elif peer.is_parked and peer.is_mute and not stopped:
-                self._come_back(worker, peer)
+                self._roster.park(peer)
+                self._leave(peer, "stopped")
+            elif peer.is_parked and peer.is_silent and not stopped:
+                self._rejoin(peer)
 
-    def _lose_patience(self) -> None:
-        """End a run that has waited in vain for as many workers as it must have."""
+    def _stop_if_out_of_patience(self) -> None:
+        """End a run that has waited too long for as many workers as it must have."""
         ledger, spec = self._decider.ledger, self._settings.spec
-        # Before it has begun, workers that are still starting may take their time.
-        is_stuck = ledger.begun or len(self._roster.ever) >= spec.workers
-        if self._stops or not (ledger.paused and is_stuck):
+        # Before the run begins, workers that are still starting may take their time.
+        is_stuck = ledger.begun or self._roster.known_count >= spec.workers
+        if self._is_stopping or not (ledger.paused and is_stuck):
             self._waits_since = None
         elif self._waits_since is None:
-            self._waits_since = self._now()
-        elif self._now() - self._waits_since >= self._settings.patience_s:
+            self._waits_since = self._clock.now()
+        elif self._clock.now() - self._waits_since >= self._settings.patience_s:
             here, patience_s = len(self._roster.active), self._settings.patience_s
-            self._goal.fail(
+            self._failures.fail(
                 f"only {here} of at least {spec.min_workers} workers were here for {patience_s:g} s"
             )
-            self._tell(StopRequested(self._now()))
-
-
-def _member(peer: Peer) -> int:
-    """Who this is; raises ProtocolError if it has not joined."""
-    if peer.worker is None:
-        raise ProtocolError("it must join before anything else")
-    return peer.worker
+            self._handle(StopRequested(self._clock.now()))

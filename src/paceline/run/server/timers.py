@@ -1,29 +1,46 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Timers of the run, on its own clock."""
+"""The clock of a run, and its timers."""
 
 from heapq import heappop, heappush
 from math import inf
+from time import monotonic
 
-__all__ = ["Timers"]
+__all__ = ["RunClock", "Timers"]
+
+
+class RunClock:
+    """Seconds since the run began; time stands still while a run has no server."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        """Start at this time of the run."""
+        self._zero = monotonic() - start
+
+    def now(self) -> float:
+        """Return the time of the run."""
+        return monotonic() - self._zero
+
+    def monotonic_at(self, time: float) -> float:
+        """Return what `time.monotonic()` is, or was, at that time of the run."""
+        return self._zero + time
 
 
 class Timers:
-    """Numbers that are due at some time."""
+    """Numbered timers, each due at some time of the run."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
 
     def start(self, timer: int, at: float) -> None:
-        """Let this one be due then."""
+        """Start a timer that is due at this time."""
         heappush(self._heap, (at, timer))
 
     @property
     def next_at(self) -> float:
-        """When the next is due; inf: there is none."""
+        """When the next timer is due; inf if there is none."""
         return self._heap[0][0] if self._heap else inf
 
-    def due(self, now: float) -> list[int]:
-        """Those whose time has come; each is told of once."""
+    def pop_due(self, now: float) -> list[int]:
+        """Remove and return the timers that are due, in order."""
         found = []
         while self._heap and self.next_at <= now:
             found.append(heappop(self._heap)[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The result of a run as plain files, for whoever has torch and has never heard of Paceline."""
+"""The result of a run as plain files that torch alone can load."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,29 +16,29 @@ __all__ = ["write_weights"]
 
 @torch.no_grad()
 def write_weights(folder: Path, models: Sequence[nn.Module], shard: Shard) -> None:
-    """Write the `state_dict` of each model, and of its average where there is one.
+    """Write the `state_dict` of each model, and of its moving average if there is one.
 
     One model is weights.pt, several are weights-0.pt and so on. Raises OSError or RuntimeError.
     """
-    common, views, average = shard.common, shard.newest.views, shard.average
-    for own, values in ((common.buffers, views.buffers), (common.counters, views.counters)):
+    state, views, average = shard.state, shard.newest.views, shard.average
+    for own, values in ((state.buffers, views.buffers), (state.counters, views.counters)):
         for buffer, value in zip(own, values, strict=True):
             buffer.data = value
     for number, model in enumerate(models):
         name = "weights" if len(models) == 1 else f"weights-{number}"
         _write(folder / f"{name}.pt", model)
         if average is not None:
-            with _Averaged(common, average):
+            with _Averaged(state, average):
                 _write(folder / f"{name}-averaged.pt", model)
 
 
 class _Averaged:
-    """While it lasts, the parameters are their average."""
+    """Context in which the parameters hold their moving average."""
 
-    def __init__(self, common: TrainingState, average: list[list[Tensor]]) -> None:
+    def __init__(self, state: TrainingState, average: list[list[Tensor]]) -> None:
         self._pairs = [
             (parameter, parameter.data, mean)
-            for own, means in zip(common.parameters, average, strict=True)
+            for own, means in zip(state.parameters, average, strict=True)
             for parameter, mean in zip(own, means, strict=True)
         ]
 

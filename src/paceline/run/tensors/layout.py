@@ -12,7 +12,7 @@ up gradients is one operation on a flat block and not one for each tensor.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,13 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from paceline.errors import SpecError
-from paceline.run.tensors.region import Region
 from paceline.run.tensors.state_spec import OptimizerSpec, StateSpec, TensorSpec
 
 __all__ = [
     "SMALL_BYTES",
     "Layout",
     "Section",
+    "TensorMemory",
     "TrainingState",
     "Views",
     "difference",
@@ -146,6 +146,13 @@ class Block(NamedTuple):
     is_small: bool
 
 
+class TensorMemory(Protocol):
+    """Memory in which a layout can be seen as tensors."""
+
+    def tensor(self, dtype: torch.dtype, count: int, offset: int) -> Tensor:
+        """Return a flat tensor on this memory, from this byte on."""
+
+
 @dataclass(frozen=True)
 class Section:
     """Tensors that lie together: where each begins, and the flat blocks that they make.
@@ -194,21 +201,21 @@ class Layout:
             sections.append(section)
         return cls(tuple(sections[:-2]), sections[-2], sections[-1], end)
 
-    def view(self, region: Region) -> Views:
-        """See a region of this layout as tensors."""
+    def view(self, memory: TensorMemory) -> Views:
+        """See a memory of this layout as tensors."""
         return Views(
-            [tensors(section, region) for section in self.parameters],
-            [flats(section, region) for section in self.parameters],
-            [small_flats(section, region) for section in self.parameters],
-            tensors(self.buffers, region),
-            flats(self.buffers, region),
-            tensors(self.counters, region),
-            flats(self.counters, region),
+            [tensors(section, memory) for section in self.parameters],
+            [flats(section, memory) for section in self.parameters],
+            [small_flats(section, memory) for section in self.parameters],
+            tensors(self.buffers, memory),
+            flats(self.buffers, memory),
+            tensors(self.counters, memory),
+            flats(self.counters, memory),
         )
 
 
 def lay_out_constants(contents: StateSpec) -> tuple[Section, int]:
-    """Where the constants lie in a region of their own, and its size."""
+    """Where the constants lie in a memory of their own, and its size."""
     return _place(contents.constants, 0)
 
 
@@ -228,24 +235,24 @@ def _place(specs: tuple[TensorSpec, ...], begin: int) -> tuple[Section, int]:
     return Section(specs, tuple(offsets), tuple(blocks)), end
 
 
-def tensors(section: Section, region: Region) -> list[Tensor]:
-    """The tensors of a section, as they lie in the region."""
+def tensors(section: Section, memory: TensorMemory) -> list[Tensor]:
+    """The tensors of a section, as they lie in the memory."""
     return [
-        region.tensor(dtype_of(s.dtype), torch.Size(s.shape).numel(), offset).as_strided(
+        memory.tensor(dtype_of(s.dtype), torch.Size(s.shape).numel(), offset).as_strided(
             s.shape, s.stride
         )
         for s, offset in zip(section.specs, section.offsets, strict=True)
     ]
 
 
-def flats(section: Section, region: Region) -> list[Tensor]:
-    """The blocks of a section, as they lie in the region."""
-    return [region.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks]
+def flats(section: Section, memory: TensorMemory) -> list[Tensor]:
+    """The blocks of a section, as they lie in the memory."""
+    return [memory.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks]
 
 
-def small_flats(section: Section, region: Region) -> list[Tensor]:
+def small_flats(section: Section, memory: TensorMemory) -> list[Tensor]:
     """Those blocks that small tensors make."""
-    return [region.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks if b.is_small]
+    return [memory.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks if b.is_small]
 
 
 def flat(dense: Tensor) -> Tensor:

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tensors of a run: keep what is given, average it, step the optimizer, publish a version.
+"""The tensors of a run: average accepted gradients, step the optimizers, publish versions.
 
-The shard does what the server tells it and decides nothing.
+Theory of operation
+    An update is made in phases, so that several shards can make one update together:
 
-A version lies in a *place*, a region that workers read. Nobody writes where somebody still reads:
-an update is made in the same place when no worker computes there, otherwise in another one that is
-free, into which the parameters are copied first. So there are never more places than workers plus
-two, and where all wait for the update there is one.
+    add(update, gradient)       keep an accepted gradient, which stays in its slot
+    reduce(decided) -> norm     average as the core decided; return the squared norm of this shard
+    step(update, scale)         step the optimizers along the average, times `scale`
+    publish(update)             the new version exists, with its buffers and averaged weights
+
+    The caller combines the norms of all shards, and from them decides on clipping (`scale`) or on
+    `skip(update)` instead of step and publish: the version is made, and nothing is stepped.
+
+The shard does as it is told and decides nothing.
 """
 
-import os
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
-from math import isfinite, sqrt
-from time import perf_counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,45 +25,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.core.events import ApplyUpdate
 from paceline.errors import CheckpointError, ProtocolError
-from paceline.run.settings import Settings
-from paceline.run.tensors.layout import (
-    Layout,
-    TrainingState,
-    Views,
-    difference,
-    lay_out_constants,
-    tensors,
-)
-from paceline.run.tensors.region import Region
+from paceline.run.tensors.buffers import BufferStore, ParameterBuffer, VersionBuffers
+from paceline.run.tensors.layout import TrainingState, Views, difference
 from paceline.run.tensors.sums import PendingUpdate, SlotGradient
 
-__all__ = ["Applied", "ParameterBuffer", "Shard"]
+__all__ = ["Shard"]
 
 HALF = (torch.float16, torch.bfloat16)
-CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-
-
-@dataclass(frozen=True, eq=False)
-class ParameterBuffer:
-    """Where a version lies."""
-
-    number: int
-    views: Views
-    fd: int
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What an update was like."""
-
-    sq_norm: float  # of the averaged gradient, before clipping
-    apply_s: float
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the average was finite; otherwise nothing was stepped."""
-        return isfinite(self.sq_norm)
 
 
 class Shard:
@@ -69,266 +41,262 @@ class Shard:
 
     def __init__(
         self,
-        common: TrainingState,
+        state: TrainingState,
         schedulers: Iterable[LRScheduler],
-        settings: Settings,
-        versions_kept: int,
+        store: BufferStore,
+        *,
+        versions_kept: int = 1,
+        ema: float | None = None,
     ) -> None:
-        """`versions_kept`: how many of the newest versions a worker may yet be sent to."""
-        self.common = common
-        self.layout = Layout.of(common.contents)
+        """Make the script's own tensors version 0.
+
+        `versions_kept`: how many of the newest versions a worker may still be sent to. `ema`: keep
+        a moving average of the weights with this decay.
+        """
+        self.state = state
         self.version = 0
-        self.steps = [0] * len(common.optimizers)
-        self._settings = settings
+        self.average: list[list[Tensor]] | None = None
+        """The moving average of the weights, by optimizer; not None iff the run keeps one."""
+        self._ema = ema
         self._versions_kept = versions_kept
-        self._schedulers: list[list[LRScheduler]] = [[] for _ in common.optimizers]
+        self._store = store
+        self._schedulers: list[list[LRScheduler]] = [[] for _ in state.optimizers]
         for scheduler in schedulers:
-            self._schedulers[common.optimizers.index(scheduler.optimizer)].append(scheduler)
-        self._making: dict[int, PendingUpdate] = {}  # by update
-        self._accumulators: list[Views] = []  # that nobody uses
-        self._places: list[ParameterBuffer] = []
-        self._place_of: dict[int, ParameterBuffer] = {}  # by version
-        self._steps_of: dict[int, tuple[int, ...]] = {0: tuple(self.steps)}  # likewise
-        self._readers: dict[int, ParameterBuffer] = {}  # by worker
+            self._schedulers[state.optimizers.index(scheduler.optimizer)].append(scheduler)
+        self._steps = [0] * len(state.optimizers)
+        self._steps_at = {0: tuple(self._steps)}  # by version
+        self._pending: dict[int, PendingUpdate] = {}  # by update
+        self._averages: dict[int, tuple[Views, float]] = {}  # of the update being made
+        self._decided: ApplyUpdate | None = None  # likewise
+        self._free_accumulators: list[Views] = []
+        self._buffers = VersionBuffers(store, versions_kept)
         self._begin()
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """The script's own tensors become version 0."""
-        common = self.common
-        place = self._place_of[0] = self._new_place()
-        for own, views in zip(common.parameters, place.views.parameters, strict=True):
-            _copy(own, views)
-        _copy(common.buffers, place.views.buffers)
-        _copy(common.counters, place.views.counters)
-        self._point_at(place)
-        section, size = lay_out_constants(common.contents)
-        region, self.constants_fd = Region.create(size, "constants")
-        self._constants = tensors(section, region)
-        _copy(common.constants, self._constants)
-        self.average: list[list[Tensor]] | None = None
-        if self._settings.ema is not None:
-            self.average = [[_widened(p).clone() for p in own] for own in place.views.parameters]
+        state, views = self.state, self._buffers.current.views
+        for own, values in zip(state.parameters, views.parameters, strict=True):
+            _copy(own, values)
+        _copy(state.buffers, views.buffers)
+        _copy(state.counters, views.counters)
+        _copy(state.constants, self._store.constants)
+        self._point_parameters_at(views)
+        self._buffers.reset(0)
+        if self._ema is not None:
+            self.average = [[_widened(p).clone() for p in own] for own in views.parameters]
 
-    # ----------------------------------------------------------------------------------- places
+    @property
+    def size_bytes(self) -> int:
+        """How much memory one version takes."""
+        return self._store.size_bytes
 
-    def _new_place(self) -> ParameterBuffer:
-        region, fd = Region.create(self.layout.size, "parameters")
-        place = ParameterBuffer(len(self._places), self.layout.view(region), fd)
-        self._places.append(place)
-        return place
-
-    def read(self, worker: int, version: int) -> ParameterBuffer:
-        """A worker is going to compute at this version; it stays where it is until `leave`."""
-        place = self._readers[worker] = self._place_of[version]
-        return place
-
-    def leave(self, worker: int) -> None:
-        """The worker reads no more."""
-        self._readers.pop(worker, None)
+    # --------------------------------------------------------------------------------- versions
 
     @property
     def newest(self) -> ParameterBuffer:
-        """Where the newest version lies."""
-        return self._place_of[self.version]
+        """The buffer of the newest version."""
+        return self._buffers.current
+
+    def add_reader(self, worker: int, version: int) -> ParameterBuffer:
+        """Return the buffer of a version; it stays unchanged until `remove_reader`."""
+        return self._buffers.add_reader(worker, version)
+
+    def remove_reader(self, worker: int) -> None:
+        """Say that the worker no longer computes with any version."""
+        self._buffers.remove_reader(worker)
 
     def steps_at(self, version: int) -> tuple[int, ...]:
-        """How often each optimizer had stepped when that version was made."""
-        return self._steps_of[version]
+        """Return how many steps each optimizer had made at that version."""
+        return self._steps_at[version]
 
-    def _point_at(self, place: ParameterBuffer) -> None:
-        for own, views in zip(self.common.parameters, place.views.parameters, strict=True):
-            for parameter, view in zip(own, views, strict=True):
-                parameter.data = view
-
-    def _place_for_next(self) -> ParameterBuffer:
-        """Where the next version is made; the parameters of this one are there already."""
-        now = self.newest
-        for version in [v for v in self._place_of if v <= self.version + 1 - self._versions_kept]:
-            del self._place_of[version], self._steps_of[version]
-        taken = {*self._place_of.values(), *self._readers.values()}
-        if now not in taken:
-            return now
-        place = next((p for p in self._places if p not in taken), None) or self._new_place()
-        for theirs, own in zip(now.views.flats, place.views.flats, strict=True):
-            _copy(theirs, own)
-        _copy(now.views.buffer_flats, place.views.buffer_flats)
-        _copy(now.views.counter_flats, place.views.counter_flats)
-        self._point_at(place)
-        return place
+    def _point_parameters_at(self, views: Views) -> None:
+        for own, values in zip(self.state.parameters, views.parameters, strict=True):
+            for parameter, value in zip(own, values, strict=True):
+                parameter.data = value
 
     # ---------------------------------------------------------------------------------- updates
 
-    def new_slot(self) -> tuple[Views, int]:
-        """A slot for a worker's gradients, and its descriptor, which is the caller's to close."""
-        region, fd = Region.create(self.layout.size, "slot")
-        return self.layout.view(region), fd
+    def optimizer_of(self, update: int) -> int | None:
+        """Return the optimizer that an update is for; None if it has no gradient yet."""
+        pending = self._pending.get(update)
+        return None if pending is None else pending.optimizers[0]
+
+    def add(self, update: int, gradient: SlotGradient) -> None:
+        """Keep an accepted gradient for an update; it stays in its slot until that is needed."""
+        if update not in self._pending:
+            self._pending[update] = PendingUpdate(self._accumulator)
+        self._pending[update].give(gradient)
 
     def _accumulator(self) -> Views:
-        if self._accumulators:
-            return self._accumulators.pop()
-        region, fd = Region.create(self.layout.size, "accumulator")
-        os.close(fd)
-        return self.layout.view(region)
-
-    def optimizer_of(self, update: int) -> int | None:
-        """The optimizer that an update is for; None if nothing was given to it yet."""
-        making = self._making.get(update)
-        return None if making is None else next(iter(making.sums))
-
-    def give(self, update: int, piece: SlotGradient) -> None:
-        """Keep an accepted gradient for an update; it stays in its slot until that is needed."""
-        if update not in self._making:
-            self._making[update] = PendingUpdate(self._accumulator)
-        self._making[update].give(piece)
+        if self._free_accumulators:
+            return self._free_accumulators.pop()
+        return self._store.new_accumulator()
 
     @torch.no_grad()
-    def add_early(self, update: int, limit: float) -> None:
-        """Add up what workers below this number have given to an update that is not due yet."""
-        if update in self._making:
-            self._making[update].add_early(limit)
+    def sum_early(self, update: int, limit: float) -> None:
+        """Add the gradients of workers below `limit` to the sum of an update that isn't due."""
+        if update in self._pending:
+            self._pending[update].add_early(limit)
 
-    def free_slot(self, worker: int) -> None:
-        """The worker goes on, or is gone: what still lies in its slot is added up now."""
-        if self._making:
+    def release_slot(self, worker: int) -> None:
+        """Add what is still in a worker's slot to its sum, because the slot is needed."""
+        if self._pending:
             with torch.no_grad():
-                for making in self._making.values():
-                    making.add(worker)
+                for pending in self._pending.values():
+                    pending.add_worker(worker)
 
     @torch.no_grad()
-    def apply(self, update: int) -> Applied:
-        """Make an update of what was given to it. Where the average is not finite, step nothing."""
-        began = perf_counter()
-        making = self._making.pop(update)
-        place = self.newest
-        try:
-            place = self._place_for_next()
-            averages = {index: total.average() for index, total in making.sums.items()}
-            sq_norm = sum(norm for _, norm in averages.values())
-            if isfinite(sq_norm):
-                for index, average in averages.items():
-                    self._step(index, making, average)
-                self._publish(making, place)
-        finally:  # whatever is raised, by an optimizer of the script say: there is a version
-            self.version = update
-            self._place_of[update] = place
-            self._steps_of[update] = tuple(self.steps)
-            if making.memory is not None:
-                self._accumulators.append(making.memory)
-        return Applied(sq_norm, perf_counter() - began)
+    def reduce(self, decided: ApplyUpdate) -> float:
+        """Average the contributions with the decided weights; return the squared norm.
 
-    def _step(self, index: int, making: PendingUpdate, average: tuple[Views, float]) -> None:
-        """Let one optimizer step along its average."""
-        where, sq_norm = average
-        unused = making.unused[index]
-        grads = where.parameters[index]
-        for i, parameter in enumerate(self.common.parameters[index]):
-            parameter.grad = None if i in unused else grads[i]
-        limit = self._settings.clip_norm
-        if limit is not None and sq_norm > limit**2:
-            torch._foreach_mul_(where.flats[index], limit / (sqrt(sq_norm) + CLIP_EPSILON))
-        self.common.optimizers[index].step()
-        for scheduler in self._schedulers[index]:
-            scheduler.step()
-        self.steps[index] += 1
+        The norm isn't finite if any element of the average isn't.
+        """
+        self._decided = decided
+        self._averages = self._pending[decided.update].average(decided)
+        return sum(sq_norm for _, sq_norm in self._averages.values())
 
-    def _publish(self, making: PendingUpdate, place: ParameterBuffer) -> None:
-        """Have the buffers, and the average of the weights, that belong to the new version."""
-        if making.buffers is not None:
-            where, _ = making.buffers.average()
-            _copy(where.buffer_flats, place.views.buffer_flats)
-        _copy(making.counters, place.views.counter_flats)
-        if self.average is not None and self._settings.ema is not None:
-            for means, own in zip(self.average, place.views.parameters, strict=True):
-                torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._settings.ema)
+    @torch.no_grad()
+    def step(self, update: int, scale: float = 1.0) -> None:
+        """Step the optimizers along the reduced gradient, times `scale`."""
+        self._begin_version(update)
+        for index, (views, _) in self._averages.items():
+            unused = self._pending[update].unused[index]
+            grads = views.parameters[index]
+            for i, parameter in enumerate(self.state.parameters[index]):
+                parameter.grad = None if i in unused else grads[i]
+            if scale != 1.0:
+                torch._foreach_mul_(views.flats[index], scale)
+            self.state.optimizers[index].step()
+            for scheduler in self._schedulers[index]:
+                scheduler.step()
+            self._steps[index] += 1
+
+    def _begin_version(self, update: int) -> None:
+        """Let the parameters be in memory that no worker reads."""
+        old = self._buffers.current.views
+        if self._buffers.begin_update(update):
+            new = self._buffers.current.views
+            for source, target in zip(old.flats, new.flats, strict=True):
+                _copy(source, target)
+            _copy(old.buffer_flats, new.buffer_flats)
+            _copy(old.counter_flats, new.counter_flats)
+            self._point_parameters_at(new)
+
+    @torch.no_grad()
+    def publish(self, update: int) -> None:
+        """Make the stepped parameters the newest version, with its buffers and average."""
+        assert self._decided is not None
+        pending, views = self._pending[update], self._buffers.current.views
+        averaged = pending.average_buffers(self._decided)
+        if averaged is not None:
+            _copy(averaged.buffer_flats, views.buffer_flats)
+        _copy(pending.counters, views.counter_flats)
+        if self.average is not None and self._ema is not None:
+            for means, own in zip(self.average, views.parameters, strict=True):
+                torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._ema)
+        self.skip(update)
+
+    def skip(self, update: int) -> None:
+        """Make the newest version of the parameters as they are, and forget the gradients."""
+        memory = self._pending.pop(update).memory
+        if memory is not None:
+            self._free_accumulators.append(memory)
+        for index in self._averages:
+            for parameter in self.state.parameters[index]:
+                parameter.grad = None  # it may be in the slot of a worker that has left
+        self._averages, self._decided = {}, None
+        self.version = update
+        self._buffers.end_update(update)
+        self._steps_at[update] = tuple(self._steps)
+        for version in [v for v in self._steps_at if v <= update - self._versions_kept]:
+            del self._steps_at[version]
 
     # ------------------------------------------------------------------------------------ state
 
-    def saved(self) -> dict[str, Any]:
-        """Everything that the next update depends on, for a checkpoint; nothing is copied."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on, for a checkpoint; no copies."""
         views = self.newest.views
         return {
-            "contents": msgspec.to_builtins(self.common.contents),
-            "steps": self.steps,
+            "contents": msgspec.to_builtins(self.state.contents),
+            "steps": self._steps,
             "parameters": views.parameters,
             "buffers": views.buffers,
             "counters": views.counters,
-            "constants": self.common.constants,
+            "constants": self.state.constants,
             "average": self.average,
-            "optimizers": [optimizer.state_dict() for optimizer in self.common.optimizers],
+            "optimizers": [optimizer.state_dict() for optimizer in self.state.optimizers],
         }
 
     @torch.no_grad()
-    def restore(self, version: int, saved: dict[str, Any]) -> None:
-        """Go on from there; raises CheckpointError if that was another script's."""
-        common, place = self.common, self.newest
-        unlike = difference(
-            msgspec.convert(saved["contents"], type(common.contents)), common.contents
+    def load_state_dict(self, version: int, saved: dict[str, Any]) -> None:
+        """Continue from a checkpoint; raises CheckpointError if it is another script's."""
+        state, views = self.state, self.newest.views
+        mismatch = difference(
+            msgspec.convert(saved["contents"], type(state.contents)), state.contents
         )
-        if unlike:
-            raise CheckpointError(f"the checkpoint is not of this script: {unlike}")
-        for own, values in zip(place.views.parameters, saved["parameters"], strict=True):
+        if mismatch:
+            raise CheckpointError(f"the checkpoint is not of this script: {mismatch}")
+        for own, values in zip(views.parameters, saved["parameters"], strict=True):
             _copy(values, own)
-        _copy(saved["buffers"], place.views.buffers)
-        _copy(saved["counters"], place.views.counters)
-        _copy(saved["constants"], common.constants)
-        _copy(saved["constants"], self._constants)
-        if self.average is not None:  # there may have been none before
+        _copy(saved["buffers"], views.buffers)
+        _copy(saved["counters"], views.counters)
+        _copy(saved["constants"], state.constants)
+        _copy(saved["constants"], self._store.constants)
+        if self.average is not None:  # the run that was saved may have kept none
             for means, values in zip(
                 self.average, saved["average"] or saved["parameters"], strict=True
             ):
                 _copy(values, means)
-        self.version, self.steps = version, list(saved["steps"])
-        self._place_of, self._steps_of = {version: place}, {version: tuple(self.steps)}
-        for index, optimizer in enumerate(common.optimizers):
-            try:
-                for scheduler in self._schedulers[index]:
-                    _catch_up(scheduler, self.steps[index])
-                # After that: the schedulers have set what it knows better.
-                _load(optimizer, common.parameters[index], saved["optimizers"][index])
-            except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-                raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
+        self.version, self._steps = version, list(saved["steps"])
+        self._steps_at = {version: tuple(self._steps)}
+        self._buffers.reset(version)
+        try:
+            self._load_optimizers(saved["optimizers"])
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
 
-    @torch.no_grad()
-    def state(self, what: str, index: int) -> Any:
-        """The state of an optimizer, or the average of the weights by optimizer."""
-        if what == "average":
-            if self.average is None:
-                raise ProtocolError("this run keeps no average of the weights")
-            return self.average
+    def _load_optimizers(self, saved: Sequence[dict[str, Any]]) -> None:
+        for index, optimizer in enumerate(self.state.optimizers):
+            for scheduler in self._schedulers[index]:
+                _fast_forward(scheduler, self._steps[index])
+            # Afterwards, because the schedulers have overwritten what the state knows better.
+            _load_exactly(optimizer, self.state.parameters[index], saved[index])
+
+    def optimizer_state(self, index: int) -> dict[str, Any]:
+        """Return the state of an optimizer; raises ProtocolError if there is no such optimizer."""
         return self._optimizer(index).state_dict()
 
-    def load_state(self, index: int, state: Any) -> None:
-        """Load the state of an optimizer; raises ProtocolError if it is not one."""
+    def load_optimizer_state(self, index: int, state: Any) -> None:
+        """Load the state of an optimizer; raises ProtocolError if it isn't one."""
         optimizer = self._optimizer(index)
         if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
-            raise ProtocolError("that is not the state of an optimizer")
+            raise ProtocolError("expected the state of an optimizer")
         try:
             optimizer.load_state_dict(state)
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise ProtocolError(f"the optimizer cannot load this state: {error}") from None
 
     def _optimizer(self, index: int) -> Optimizer:
-        if index >= len(self.common.optimizers):
+        if index >= len(self.state.optimizers):
             raise ProtocolError(f"there is no optimizer {index}")
-        return self.common.optimizers[index]
+        return self.state.optimizers[index]
 
 
 def _widened(parameter: Tensor) -> Tensor:
-    """The parameter with digits enough for an average: small changes vanish in half precision."""
+    """Return the parameter in a type in which small changes of an average don't vanish."""
     return parameter.float() if parameter.dtype in HALF else parameter
 
 
-def _catch_up(scheduler: LRScheduler, steps: int) -> None:
-    """Let a scheduler that has just been made be where it was after so many steps."""
+def _fast_forward(scheduler: LRScheduler, steps: int) -> None:
+    """Bring a new scheduler to where it was after this many steps."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the optimizer has not stepped in this process
+        warnings.simplefilter("ignore")  # the optimizer hasn't stepped in this process
         for _ in range(steps):
             scheduler.step()
 
 
-def _load(optimizer: Optimizer, parameters: list[Tensor], saved: dict[str, Any]) -> None:
-    """Load a state to the bit: torch alone would round it to the types of the parameters."""
+def _load_exactly(optimizer: Optimizer, parameters: list[Tensor], saved: dict[str, Any]) -> None:
+    """Load a state bit for bit; torch alone would round it to the types of the parameters."""
     optimizer.load_state_dict(saved)
     for number, parameter in enumerate(parameters):
         loaded = optimizer.state.get(parameter, {})

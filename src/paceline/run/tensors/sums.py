@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Adding up what the workers gave to an update.
+"""Weighted averages of the gradients that were accepted for an update.
 
-A `SlotGradient` is an accepted gradient that is still in its worker's slot. They are added up
-when the server has nothing else to do, at once where a worker is to go on and needs its slot, and
-the rest when the update is made: in the order of their workers, block by block, so that each slot
-is read once and the sum is scaled and measured while it is in the cache.
+A `SlotGradient` is an accepted gradient that is still in its worker's slot. It is added to the sum
+when the server is idle, when its worker needs the slot again, or at the latest when the update is
+made: in the order of worker numbers, block by block, so that each slot is read once and the sum is
+scaled and measured while it is in the cache.
 
-The first piece has weight 1 and the others are weighted against it: with equal samples nothing is
-multiplied, and two halves of a batch add up to the very bits of the whole.
+The core decides how much each gradient counts. Its relative weight is known when it is accepted
+(samples x scale), the absolute one only when the update is made. So the sum is taken relative to
+the first gradient, and multiplied at the end by the weight that the core decided for that one:
+with equal samples nothing is multiplied on the way, and two halves of a batch add up to the very
+bits of the whole.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from math import inf, isclose
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from paceline.core.events import ApplyUpdate
+from paceline.errors import InternalError
 from paceline.run.tensors.layout import Views
 
 __all__ = ["PendingUpdate", "SlotGradient", "WeightedSum", "blocks", "square"]
 
-LARGEST_SQUARE = 1e300  # the largest that we tell of, so that the sum of many stays finite
-BLOCK = 1 << 18  # numbers that are added up at a time; as many as stay in a cache of 1 MB
+LARGEST_SQUARE = 1e300  # cap on a squared norm, so that the sum of many stays finite
+BLOCK = 1 << 18  # elements that are added at a time; they fit a cache of 1 MB
 
 
 class SlotGradient(NamedTuple):
@@ -32,91 +36,138 @@ class SlotGradient(NamedTuple):
     worker: int
     optimizer: int
     samples: int
-    scale: float  # what the rule makes of its staleness
-    unused: frozenset[int]  # parameters that it has no gradient for
+    scale: float  # the policy's factor for its staleness
+    unused: frozenset[int]  # parameters without a gradient
     slot: Views
 
 
+class _Waiting(NamedTuple):
+    """A gradient that has not been added yet."""
+
+    worker: int
+    number: int  # among the contributions to the update
+    slot: Views
+    weight: float  # relative to the others
+
+
+def _order(gradient: _Waiting) -> tuple[int, int]:
+    return gradient.worker, gradient.number
+
+
+class _Accumulator:
+    """Memory for the sums of one update, allocated when it is first needed."""
+
+    def __init__(self, allocate: Callable[[], Views]) -> None:
+        self._allocate = allocate
+        self.views: Views | None = None
+
+    def get(self) -> Views:
+        if self.views is None:
+            self.views = self._allocate()
+        return self.views
+
+
 class WeightedSum:
-    """A weighted average in the making."""
+    """The running sum of one kind of tensor over the contributions to an update."""
 
     def __init__(
         self, select: Callable[[Views], list[Tensor]], accumulator: Callable[[], Views]
     ) -> None:
-        """`select`: what of a region is averaged. `accumulator`: where to, if it is needed."""
+        """`select`: the tensors to average. `accumulator`: where to, if it is needed."""
         self._select = select
         self._accumulator = accumulator
-        self._waiting: dict[int, tuple[Views, float]] = {}  # by worker: where it lies, weight
+        self._waiting: list[_Waiting] = []
+        self._relative: dict[int, float] = {}  # the weight of each contribution
         self._into: Views | None = None  # not None iff something was added
-        self._first = 0.0  # the weight of what was added first
-        self._samples = 0
+        self._first: int | None = None  # likewise: the contribution that was added first
 
-    def give(self, worker: int, slot: Views, samples: int, scale: float = 1.0) -> None:
-        """Take this in; it stays where it lies until `add` or `average`."""
-        self._waiting[worker] = (slot, samples * scale)
-        self._samples += samples
+    @property
+    def numbers(self) -> list[int]:
+        """The contributions that were given, in order."""
+        return list(self._relative)
 
-    def add(self, worker: int) -> None:
-        """Where this lies is needed: add it now."""
-        if worker in self._waiting:
-            self._add([self._waiting.pop(worker)])
+    def give(self, worker: int, number: int, slot: Views, weight: float) -> None:
+        """Take a gradient in; it stays in its slot until `add_worker`, `add_early` or `average`."""
+        self._waiting.append(_Waiting(worker, number, slot, weight))
+        self._relative[number] = weight
+
+    def add_worker(self, worker: int) -> None:
+        """Add what is in this worker's slot, because the slot is needed."""
+        mine = [one for one in self._waiting if one.worker == worker]
+        if mine:
+            self._waiting = [one for one in self._waiting if one.worker != worker]
+            self._add(mine)
 
     def add_early(self, limit: float) -> None:
-        """Add what workers below this number have given; one alone has nothing to be added to."""
-        early = [worker for worker in sorted(self._waiting) if worker < limit]
+        """Add the gradients of workers below `limit`, if there is something to add them to."""
+        early = sorted((one for one in self._waiting if one.worker < limit), key=_order)
         if len(early) > 1 or (early and self._into is not None):
-            self._add([self._waiting.pop(worker) for worker in early])
+            self._waiting = [one for one in self._waiting if one.worker >= limit]
+            self._add(early)
 
-    def average(self) -> tuple[Views, float]:
-        """Where the average lies now, and its squared norm."""
-        pieces = [self._waiting[worker] for worker in sorted(self._waiting)]
-        if self._into is None and len(pieces) == 1 and pieces[0][1] == self._samples:
-            slot = pieces[0][0]
+    def average(self, weights: Sequence[float]) -> tuple[Views, float]:
+        """Return where the average is, and its squared norm.
+
+        `weights` are the decided ones, by contribution; raises InternalError if they don't have the
+        ratios that the gradients were added with. A gradient that counts fully is its own average
+        and stays in its slot.
+        """
+        rest = sorted(self._waiting, key=_order)
+        self._waiting = []
+        if self._into is None and len(rest) == 1 and weights[rest[0].number] == 1.0:
+            slot = rest[0].slot
             return slot, sum(map(square, self._select(slot)))
+        first = rest[0].number if self._first is None else self._first
+        factor, first_weight = weights[first], self._relative[first]
+        for number, weight in self._relative.items():
+            if not isclose(weights[number] * first_weight, factor * weight, rel_tol=1e-9):
+                raise InternalError(f"weights {weights} don't fit the samples and scales accepted")
         sq_norm = 0.0
-        for block in self._sum(pieces):
-            block.mul_(self._first / self._samples)
+        for block in self._sum(rest):
+            block.mul_(factor)
             sq_norm += square(block)
         assert self._into is not None
         return self._into, sq_norm
 
-    def _add(self, pieces: list[tuple[Views, float]]) -> None:
-        for _ in self._sum(pieces):
+    def _add(self, gradients: list[_Waiting]) -> None:
+        for _ in self._sum(gradients):
             pass
 
-    def _sum(self, pieces: list[tuple[Views, float]]) -> Iterator[Tensor]:
-        """Add these up in this order, block by block; each block of the sum while it is at hand."""
+    def _sum(self, gradients: list[_Waiting]) -> Iterator[Tensor]:
+        """Add these in this order, block by block; yield each block of the sum when it is done."""
         was_empty = self._into is None
         if self._into is None:
-            self._into, self._first = self._accumulator(), pieces[0][1]
-        ratios = [weight / self._first for _, weight in pieces]
+            self._into = self._accumulator()
+        if self._first is None:
+            self._first = gradients[0].number
+        ratios = [one.weight / self._relative[self._first] for one in gradients]
         for i, total in enumerate(self._select(self._into)):
-            given = [blocks(self._select(slot)[i]) for slot, _ in pieces]
-            for out, *parts in zip(blocks(total), *given, strict=True):
-                _add_up(out, parts, ratios, was_empty)
+            parts = [blocks(self._select(one.slot)[i]) for one in gradients]
+            for out, *terms in zip(blocks(total), *parts, strict=True):
+                _add_up(out, terms, ratios, was_empty)
                 yield out
 
 
 def blocks(flat: Tensor) -> Sequence[Tensor]:
-    """The parts of a flat tensor that are worked on one after the other."""
+    """Split a flat tensor into the parts that are worked on one after the other."""
     return torch.split(flat, BLOCK) if flat.numel() > BLOCK else (flat,)
 
 
-def _add_up(out: Tensor, parts: list[Tensor], ratios: list[float], was_empty: bool) -> None:
-    """WeightedSum the parts, in their order, onto `out`, or into it if nothing was there before."""
+def _add_up(out: Tensor, terms: list[Tensor], ratios: list[float], was_empty: bool) -> None:
+    """Add the terms, in their order, to `out`; overwrite it if nothing was there before."""
     begin = 0
-    if was_empty and len(parts) > 1:
-        torch.add(parts[0], parts[1], alpha=ratios[1], out=out)
+    if was_empty and len(terms) > 1:
+        torch.add(terms[0], terms[1], alpha=ratios[1], out=out)
         begin = 2
     elif was_empty:
-        out.copy_(parts[0])
+        out.copy_(terms[0])
         begin = 1
-    for part, ratio in zip(parts[begin:], ratios[begin:], strict=True):
-        out.add_(part, alpha=ratio)
+    for term, ratio in zip(terms[begin:], ratios[begin:], strict=True):
+        out.add_(term, alpha=ratio)
 
 
 def square(flat: Tensor) -> float:
-    """The squared norm of a flat tensor: finite iff every number in it is, NaN iff one is NaN."""
+    """Return the squared norm: finite iff every element is, NaN iff one is NaN."""
     if flat.dtype in (torch.float32, torch.float64):
         found = float(torch.dot(flat, flat))
     else:
@@ -131,52 +182,91 @@ def _buffers_of(views: Views) -> list[Tensor]:
     return views.buffer_flats
 
 
-@dataclass
 class PendingUpdate:
-    """An update in the making."""
+    """The gradients that were accepted for one update so far."""
 
-    accumulator: Callable[[], Views]
-    sums: dict[int, WeightedSum] = field(default_factory=dict)  # by optimizer
-    unused: dict[int, frozenset[int]] = field(default_factory=dict)  # what nobody gave, likewise
-    buffers: WeightedSum | None = None
-    counters: list[Tensor] = field(default_factory=list)
-    counted_by: int | None = None  # the worker that the counters are from
-    _memory: Views | None = None
+    def __init__(self, allocate: Callable[[], Views]) -> None:
+        self._accumulator = _Accumulator(allocate)
+        self._accepted: list[tuple[int, int, float]] = []  # worker, samples and scale of each
+        self._sums: dict[int, WeightedSum] = {}  # by optimizer
+        self._buffers: WeightedSum | None = None
+        self._counted_by: int | None = None  # the worker that the counters are from
+        self.unused: dict[int, frozenset[int]] = {}
+        """By optimizer: the parameters that no contribution has a gradient for."""
+        self.counters: list[Tensor] = []
+        """Copies of the integer buffers of the lowest-numbered contributor."""
 
-    def give(self, piece: SlotGradient) -> None:
-        """Take a piece in."""
-        index, slot = piece.optimizer, piece.slot
-        if index not in self.sums:
-            self.sums[index] = WeightedSum(lambda views: views.flats[index], self._accumulate_in)
-            self.unused[index] = piece.unused
-        self.sums[index].give(piece.worker, slot, piece.samples, piece.scale)
-        self.unused[index] &= piece.unused
+    @property
+    def optimizers(self) -> list[int]:
+        """The optimizers that this update has gradients for."""
+        return list(self._sums)
+
+    def give(self, gradient: SlotGradient) -> None:
+        """Take an accepted gradient in."""
+        optimizer, slot = gradient.optimizer, gradient.slot
+        if optimizer not in self._sums:
+            self._sums[optimizer] = WeightedSum(
+                lambda views: views.flats[optimizer], self._accumulator.get
+            )
+            self.unused[optimizer] = gradient.unused
+        number, weight = len(self._accepted), gradient.samples * gradient.scale
+        self._sums[optimizer].give(gradient.worker, number, slot, weight)
+        self.unused[optimizer] &= gradient.unused
         if slot.buffers:
-            self.buffers = self.buffers or WeightedSum(_buffers_of, self._accumulate_in)
-            self.buffers.give(piece.worker, slot, piece.samples)
-        if slot.counters and (self.counted_by is None or piece.worker < self.counted_by):
+            self._buffers = self._buffers or WeightedSum(_buffers_of, self._accumulator.get)
+            self._buffers.give(gradient.worker, number, slot, gradient.samples)
+        if slot.counters and (self._counted_by is None or gradient.worker < self._counted_by):
             self.counters = [flat.clone() for flat in slot.counter_flats]
-            self.counted_by = piece.worker
+            self._counted_by = gradient.worker
+        self._accepted.append((gradient.worker, gradient.samples, gradient.scale))
 
-    def add(self, worker: int) -> None:
-        """The worker needs its slot: add what lies in it now."""
+    def add_worker(self, worker: int) -> None:
+        """Add what is in this worker's slot now."""
         for total in self._all_sums():
-            total.add(worker)
+            total.add_worker(worker)
 
     def add_early(self, limit: float) -> None:
-        """There is time: add what workers below this number have given."""
+        """Add what workers below this number have given."""
         for total in self._all_sums():
             total.add_early(limit)
 
-    def _all_sums(self) -> list[WeightedSum]:
-        return [*self.sums.values(), *([] if self.buffers is None else [self.buffers])]
+    def average(self, update: ApplyUpdate) -> dict[int, tuple[Views, float]]:
+        """Return, by optimizer, where the averaged gradient is and its squared norm.
 
-    def _accumulate_in(self) -> Views:
-        if self._memory is None:
-            self._memory = self.accumulator()
-        return self._memory
+        Rules that mix the turns of workers may mix optimizers in one update. The decided weights
+        are then normalized among the contributions to each optimizer.
+
+        Raises InternalError if the update isn't one of exactly the gradients that were given.
+        """
+        self._check(update)
+        pairs = zip(update.weights, update.scales, strict=True)
+        weights = [weight * scale for weight, scale in pairs]
+        if len(self._sums) == 1:
+            [(optimizer, total)] = self._sums.items()
+            return {optimizer: total.average(weights)}
+        averages = {}
+        for optimizer, total in self._sums.items():
+            share = sum(update.weights[i] for i in total.numbers)
+            averages[optimizer] = total.average([weight / share for weight in weights])
+        return averages
+
+    def _check(self, update: ApplyUpdate) -> None:
+        pairs = zip(update.contributions, update.scales, strict=True)
+        decided = [(c.worker, c.samples, scale) for c, scale in pairs]
+        if decided != self._accepted:
+            raise InternalError(
+                f"update {update.update} was decided for other gradients than were accepted: "
+                f"expected (worker, samples, scale) {self._accepted}, got {decided}"
+            )
+
+    def average_buffers(self, update: ApplyUpdate) -> Views | None:
+        """Return where the averaged buffers are; None if the model has none."""
+        return None if self._buffers is None else self._buffers.average(update.weights)[0]
+
+    def _all_sums(self) -> list[WeightedSum]:
+        return [*self._sums.values(), *([] if self._buffers is None else [self._buffers])]
 
     @property
     def memory(self) -> Views | None:
-        """The accumulator, if one was needed; it can be used again when the update is made."""
-        return self._memory
+        """The accumulator, if one was needed; free for another update when this one is made."""
+        return self._accumulator.views

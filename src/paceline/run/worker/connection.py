@@ -1,116 +1,147 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A worker's connection with the server of its run: made, lost, and made again.
+"""A worker's connection to the server of its run: made, lost, and made again.
 
 A server that is killed is started again and listens at the same address; until then a worker waits
-for it. Nothing here knows what the messages mean, but how one is welcomed.
+for it. Nothing here knows what the messages mean, except how a worker joins.
 """
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
+from typing import Any
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
-from paceline.run.net.channel import Channel, connect
-from paceline.run.tensors.region import Region
+from paceline.run.net.channel import Channel
+from paceline.run.net.handshake import connect
+from paceline.run.net.shared_memory import SharedMemoryWorker
+from paceline.run.net.transport import WorkerEnd
+from paceline.run.tensors.layout import Views
 from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.worker.replica import Replica
 
 __all__ = ["ServerConnection"]
 
-CONNECT_PATIENCE_S = 600.0  # for a server whose script loads a large data set first
-SILENCE_S = 5.0  # after that we say what we wait for
+CONNECT_TIMEOUT_S = 600.0  # a server's script may load a large data set first
+SILENCE_S = 5.0  # after this long, say what we wait for
 
 
 class ServerConnection:
-    """The way to the server."""
+    """The worker's end of the transport; a new one after each loss of the server."""
 
-    def __init__(self, who: Identity, contents: StateSpec, replica: Replica) -> None:
-        assert who.worker is not None
-        self._who = who
-        self._worker = who.worker
-        self._contents = contents
+    def __init__(self, identity: Identity, spec: StateSpec, replica: Replica) -> None:
+        assert identity.worker is not None
+        self._identity = identity
+        self._worker = identity.worker
+        self._spec = spec
         self._replica = replica
-        self._channel: Channel[messages.FromServer] | None = None
-        # The processes of a loader must not hold it open: its end tells the server of our death.
+        self._end: WorkerEnd | None = None
+        # Processes that a loader forks must not hold the connection open: its end is how the
+        # server learns of this worker's death.
         os.register_at_fork(after_in_child=self.close)
 
-    @property
-    def channel(self) -> Channel[messages.FromServer]:
-        """The connection; there is one from the first `join` on."""
-        assert self._channel is not None
-        return self._channel
-
     def join(self) -> messages.Welcome:
-        """Reach the server, which may still be starting, and take part in its run.
+        """Connect to the server, which may still be starting, and join its run.
 
-        Raises ProtocolError if it will not have us, and PeerLost if there is none for too long.
+        Raises ProtocolError if it refuses this worker, and PeerLost if none is there in time.
         """
-        if self._channel is not None:
+        if self._end is not None:
             print("the server is gone; waiting for it to come back", file=sys.stderr, flush=True)
-        give_up_at = monotonic() + CONNECT_PATIENCE_S
+        give_up_at = monotonic() + CONNECT_TIMEOUT_S
         while True:
             self.close()
             try:
-                self._channel = _connect(self._who, give_up_at)
+                channel = _connect(self._identity, give_up_at)
+                self._end = SharedMemoryWorker(channel, self._spec)
                 return self._join()
-            except PeerLost:  # it died again, while it welcomed us
+            except PeerLost:  # it died again while we joined
                 if monotonic() > give_up_at:
                     raise
 
     def _join(self) -> messages.Welcome:
-        self.send(messages.Join(self._worker, RELEASE, self._contents))
+        self.send(messages.Join(self._worker, RELEASE, self._spec))
         welcome = self.receive()
         if not isinstance(welcome, messages.Welcome):
-            raise ProtocolError(f"expected to be welcomed, got {welcome!r}")
-        self._replica.take_slot(self.map(self._replica.place_bytes, writable=True))
-        self._replica.take_constants(self.map(self._replica.constants_bytes, writable=False))
+            raise ProtocolError(f"expected a welcome, got {welcome!r}")
+        slot, constants = self._connected.open_slot()
+        self._replica.set_slot(slot)
+        self._replica.load_constants(constants)
         return welcome
 
-    def map(self, size: int, writable: bool) -> Region:
-        """Map the memory that came along with a message."""
-        fd = self.channel.take_fd()
-        try:
-            return Region(fd, size, writable=writable)
-        finally:
-            os.close(fd)
+    @property
+    def _connected(self) -> WorkerEnd:
+        assert self._end is not None, "join() comes first"
+        return self._end
+
+    @property
+    def shares_clock(self) -> bool:
+        """Whether the server's time.monotonic() is this process's, too."""
+        return self._connected.shares_clock
 
     def receive(self) -> messages.FromServer:
-        """Wait for the next message; raises PeerLost, and ProtocolError if we are refused."""
-        try:
-            message = self.channel.receive()
-        except PeerLost as error:
-            raise PeerLost(f"worker {self._worker} has lost the server: {error}") from None
+        """Wait for the next message; raises PeerLost, or ProtocolError if we are refused."""
+        with self._naming_the_worker():
+            message = self._connected.receive()
         if isinstance(message, messages.Refused):
-            raise ProtocolError(f"the server refuses worker {self._worker}: {message.reason}")
+            raise ProtocolError(f"the server refused worker {self._worker}: {message.reason}")
         return message
 
-    def send(self, message: object, *fds: int) -> None:
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Return whether there is something to receive within this time."""
+        return self._connected.wait_readable(timeout_s)
+
+    def send(self, message: object) -> None:
         """Send a message; raises PeerLost."""
-        try:
-            self.channel.send(message, *fds)
-        except PeerLost as error:
-            raise PeerLost(f"worker {self._worker} has lost the server: {error}") from None
+        with self._naming_the_worker():
+            self._connected.send(message)
+
+    def announce(self, report: messages.GradientReport) -> None:
+        """Tell the server that the gradient in the slot is complete; raises PeerLost."""
+        with self._naming_the_worker():
+            self._connected.announce(report)
+
+    def fetch(self, message: messages.Assignment | messages.RunEnded) -> Views:
+        """Return the version that the message names; raises PeerLost."""
+        with self._naming_the_worker():
+            return self._connected.fetch(message)
+
+    def send_state(self, optimizer: int, state: Any, has_begun: bool) -> None:
+        """Upload the state of an optimizer; raises PeerLost, or SpecError if it can't be sent."""
+        with self._naming_the_worker():
+            self._connected.send_state(optimizer, state, has_begun)
+
+    def receive_state(self, reply: messages.StateReply) -> Any:
+        """Return the state that came with the reply; None if none did."""
+        return self._connected.receive_state(reply)
 
     def close(self) -> None:
-        """Let go of the connection."""
-        if self._channel is not None:
-            self._channel.close()
+        """Close the connection, if there is one."""
+        if self._end is not None:
+            self._end.close()
+
+    @contextmanager
+    def _naming_the_worker(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as error:
+            raise PeerLost(f"worker {self._worker} lost the server: {error}") from None
 
 
-def _connect(who: Identity, give_up_at: float) -> Channel[messages.FromServer]:
-    token, pause_s, began, is_said = who.token(), 0.01, monotonic(), False
+def _connect(identity: Identity, give_up_at: float) -> Channel[messages.FromServer]:
+    token, pause_s, began, is_said = identity.token(), 0.01, monotonic(), False
     while True:
         try:
-            return connect(who.address, token)
+            return connect(identity.address, token)
         except PeerLost:
             now = monotonic()
             if now > give_up_at:
                 raise
         if now - began > SILENCE_S and not is_said:
-            print(f"waiting for a server at {who.address}", file=sys.stderr, flush=True)
+            print(f"waiting for a server at {identity.address}", file=sys.stderr, flush=True)
             is_said = True
         sleep(pause_s)
         pause_s = min(0.5, pause_s * 1.5)

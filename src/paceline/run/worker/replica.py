@@ -19,14 +19,10 @@ from torch import Tensor, nn
 from paceline.errors import SpecError
 from paceline.run.tensors.layout import (
     SMALL_BYTES,
-    Layout,
     TrainingState,
     Views,
     flat,
-    lay_out_constants,
-    tensors,
 )
-from paceline.run.tensors.region import Region
 from paceline.run.tensors.sums import blocks, square
 
 __all__ = ["Replica"]
@@ -44,9 +40,7 @@ class Replica:
         """With `stage` all parameters are treated as if they were on another device."""
         self.models = models
         self._common = common
-        self._layout = Layout.of(common.contents)
         self._is_detached = False
-        self._places: dict[int, Views] = {}
         self._at: Views | None = None  # where the parameters point at
         self._addresses: list[list[int]] = []  # of the parameters, by optimizer
         self._pointed: list[tuple[int, int, Tensor]] = []
@@ -63,37 +57,20 @@ class Replica:
                 moves = id(parameter) in copied_ids | self._staged
                 (self._copied if moves else self._pointed).append((i, j, parameter))
 
-    @property
-    def place_bytes(self) -> int:
-        """The size of a slot and of a place."""
-        return self._layout.size
-
-    @property
-    def constants_bytes(self) -> int:
-        """The size of the memory with the constants."""
-        return lay_out_constants(self._common.contents)[1]
-
     @torch.no_grad()
-    def take_constants(self, region: Region) -> None:
-        """Load what no optimizer steps; it never changes."""
-        section, _ = lay_out_constants(self._common.contents)
-        for own, theirs in zip(self._common.constants, tensors(section, region), strict=True):
-            own.copy_(theirs)
+    def load_constants(self, constants: Sequence[Tensor]) -> None:
+        """Load the parameters that no optimizer steps; they never change."""
+        for own, value in zip(self._common.constants, constants, strict=True):
+            own.copy_(value)
 
-    def take_slot(self, region: Region) -> None:
-        """Have gradients live there; whoever gives it has places of its own."""
-        self._slot = self._layout.view(region)
-        self._places.clear()
+    def set_slot(self, slot: Views) -> None:
+        """Put gradients there from now on."""
+        self._slot = slot
         self._measured.clear()
 
-    def take_place(self, number: int, region: Region) -> None:
-        """A place in which versions may lie."""
-        self._places[number] = self._layout.view(region)
-
     @torch.no_grad()
-    def load(self, place: int) -> None:
-        """Have the parameters and buffers that lie in that place."""
-        views = self._places[place]
+    def load(self, views: Views) -> None:
+        """Load the parameters and buffers of the version in this memory."""
         if views is not self._at:
             self._at = views
             self.load_again()

@@ -12,15 +12,13 @@ server, returns to the position in its data that this one knows, and goes on fro
 `states` has the table of the states that a worker goes through.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from time import monotonic
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,7 +28,6 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
 from paceline.run.tensors.layout import TrainingState
-from paceline.run.tensors.state import pack, unpack
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.worker.connection import ServerConnection
 from paceline.run.worker.data import Batches
@@ -91,7 +88,7 @@ class Worker:
         self._clock = TurnClock(self.welcome.slow, self.number, self.welcome.seed)
         self._scalars = LoggedScalars()
         self.position = PositionTracker()
-        self.position.move_to(self.welcome.place)
+        self.position.move_to(self.welcome.position)
         self._checkpoint = 0  # wants our position when the present wait is over; 0: none does
 
     @property
@@ -160,7 +157,7 @@ class Worker:
 
     def _wait_until_due(self) -> bool:
         """Wait out an injected delay; return whether the gradient is still wanted after it."""
-        while self._server.channel.wait_readable(self._clock.remaining_s):
+        while self._server.wait_readable(self._clock.remaining_s):
             self._receive_notice()
             if self._state.is_worthless:
                 return False
@@ -182,9 +179,12 @@ class Worker:
     def _send_report(self, report: Report) -> None:
         """Send the report; a server that left because the run has ended doesn't need it."""
         try:
-            self._server.send(report)
+            if isinstance(report, messages.GradientReport) and not report.cancelled:
+                self._server.announce(report)
+            else:
+                self._server.send(report)
         except PeerLost:
-            while self._server.channel.wait_readable(0.0) and not self.is_over:
+            while self._server.wait_readable(0.0) and not self.is_over:
                 self._receive_notice()
             if not self.is_over:
                 raise
@@ -240,9 +240,8 @@ class Worker:
         if now - self._polled_at > POLL_S:
             self._polled_at = now
             try:
-                while (
-                    self._state.connection is not Connection.LOST
-                    and self._server.channel.wait_readable(0.0)
+                while self._state.connection is not Connection.LOST and self._server.wait_readable(
+                    0.0
                 ):
                     self._receive_notice()
             except PeerLost:
@@ -288,7 +287,7 @@ class Worker:
             except PeerLost:
                 self._state.apply(Event.SERVER_LOST)
             else:
-                return answer.seen
+                return answer.notice
         return None
 
     def _wait_for_answer(self) -> Answer:
@@ -305,36 +304,28 @@ class Worker:
         self.welcome = self._server.join()
         self._state.apply(Event.REJOINED)
         self._early = None  # it was from the server that was lost
-        self.position.move_to(self.welcome.place)
+        self.position.move_to(self.welcome.position)
 
     def _keep_for_later(self, message: messages.Assignment) -> None:
         """Keep an assignment that arrives before the last turn is closed."""
-        self._map_buffer(message)
-        self._early = msgspec.structs.replace(message, place_is_new=False)
+        self._early = message
 
     # -------------------------------------------------------------------------------------- loading
 
     def _load(self, answer: Answer) -> None:
         """Load the version, the schedulers and the options that the answer names."""
-        self._map_buffer(answer)
-        self._replica.load(answer.place)
+        self._replica.load(self._server.fetch(answer))
         self.version = answer.version
-        self._checkpoint = answer.place_wanted
+        self._checkpoint = answer.position_wanted
         if isinstance(answer, messages.Assignment):
             self._settings.follow(answer.steps, answer.options)
             self._assignment = answer
             self._state.apply(Event.ASSIGNED)
-            self._clock.begin(answer.asked_at if self._server.channel.is_local else None)
+            self._clock.begin(answer.asked_at if self._server.shares_clock else None)
         else:
             self._settings.follow(answer.steps, ())
             self._replica.detach()
             self._state.apply(Event.RUN_ENDED)
-
-    def _map_buffer(self, answer: Answer) -> None:
-        """Map the parameter buffer that came with the message, if one did."""
-        if answer.place_is_new:
-            region = self._server.map(self._replica.place_bytes, writable=False)
-            self._replica.take_place(answer.place, region)
 
     def _record_position(self, is_new: bool = True) -> None:
         """Record where the turn begins, and send it if a checkpoint wants it."""
@@ -352,49 +343,39 @@ class Worker:
 
     def optimizer_state(self, optimizer: int) -> dict[str, Any]:
         """Return the state of the server's optimizer."""
-        state: dict[str, Any] = self._request(messages.StateRequest("optimizer", optimizer))
+        request = messages.StateRequest("optimizer", optimizer)
+        state: dict[str, Any] = self._request(lambda: self._server.send(request))
         return state
 
     def load_optimizer_state(self, optimizer: int, state: dict[str, Any]) -> None:
         """Load a state into the server's optimizer."""
-        tree, fd = pack(state, "state of the optimizer")
-        try:
-            self._request(messages.StateUpload(optimizer, tree, self.last is not None), fd)
-        finally:
-            os.close(fd)
+        has_begun = self.last is not None
+        self._request(lambda: self._server.send_state(optimizer, state, has_begun))
         self._settings.adopt(optimizer, state)
 
     def averages(self) -> list[list[Tensor]]:
         """Return the moving average of the parameters, by optimizer."""
-        averages: list[list[Tensor]] = self._request(messages.StateRequest("average"))
+        request = messages.StateRequest("average")
+        averages: list[list[Tensor]] = self._request(lambda: self._server.send(request))
         return averages
 
-    def _request(self, request: messages.StateRequest | messages.StateUpload, *fds: int) -> Any:
-        """Ask this server; if it is lost, the next one."""
+    def _request(self, send: Callable[[], None]) -> Any:
+        """Send a request to this server, or to the next one if it is lost; return the answer."""
         while True:
             if self._state.connection is Connection.LOST:
                 self._rejoin()
             try:
-                return self._ask(request, *fds)
+                send()
+                return self._wait_for_state()
             except PeerLost:
                 self._state.apply(Event.SERVER_LOST)
                 if self.is_over:
                     raise
 
-    def _ask(self, request: messages.StateRequest | messages.StateUpload, *fds: int) -> Any:
-        self._server.send(request, *fds)
+    def _wait_for_state(self) -> Any:
         while not isinstance(message := self._server.receive(), messages.StateReply):
             if isinstance(message, messages.Assignment):
                 self._keep_for_later(message)
             elif not self._handle_notice(message):
                 raise ProtocolError(f"expected a state, got {message!r}")
-        if not message.tree_bytes:  # the server has loaded ours
-            return None
-        tree_fd = self._server.channel.take_fd()
-        with open(tree_fd, "rb") as tree:
-            body = tree.read(message.tree_bytes)
-        fd = self._server.channel.take_fd()
-        try:
-            return unpack(body, fd)
-        finally:
-            os.close(fd)
+        return self._server.receive_state(message)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The secret of a run."""
 
-from paceline.run.net.channel import new_token
+from paceline.run.net.handshake import new_token
 
 
 def test_tokens_are_long_and_unique():

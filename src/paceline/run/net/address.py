@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Addresses of a run, and the sockets behind them.
+
+An address is "unix:/path", "unix:@name" (an abstract socket: no file, gone with its process) or
+"tcp:host:port". Nothing here knows what is sent.
+"""
+
+import socket
+from contextlib import suppress
+
+from paceline.errors import PeerLost, SpecError
+
+__all__ = ["accept", "dial", "listen"]
+
+BACKLOG = 1024
+
+
+def listen(address: str) -> socket.socket:
+    """Return a non-blocking socket that listens at the address; raises SpecError if it can't."""
+    family, target = _parse(address)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(target)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise SpecError(f"cannot listen at {address}: {error.strerror or error}") from None
+    return sock
+
+
+def accept(listening: socket.socket) -> socket.socket | None:
+    """Return the next incoming connection, non-blocking; None if there is none after all."""
+    with suppress(OSError):
+        sock, _ = listening.accept()
+        sock.setblocking(False)
+        _set_options(sock)
+        return sock
+    return None
+
+
+def dial(address: str, timeout_s: float | None = None) -> socket.socket:
+    """Connect to the address; raises PeerLost if nobody listens there.
+
+    The timeout, if any, stays in force for everything that is done with the socket later.
+    """
+    family, target = _parse(address)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect(target)
+    except OSError as error:
+        sock.close()
+        raise PeerLost(f"no server at {address}: {error.strerror or error}") from None
+    _set_options(sock)
+    return sock
+
+
+def _set_options(sock: socket.socket) -> None:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _parse(address: str) -> tuple[socket.AddressFamily, str | bytes | tuple[str, int]]:
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest.startswith("@"):
+        return socket.AF_UNIX, b"\0" + rest[1:].encode()
+    if kind == "unix" and rest:
+        return socket.AF_UNIX, rest
+    host, colon, port = rest.rpartition(":")
+    if kind == "tcp" and colon and port.isdecimal() and int(port) < 2**16:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return family, (host.strip("[]"), int(port))
+    raise SpecError(f"an address must be unix:/path, unix:@name or tcp:host:port, got {address!r}")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Mutual authentication: both sides prove that they know the run's token, which is never sent.
+
+The client sends a nonce; the server answers with its own nonce and a proof (HMAC-SHA256 over its
+role and both nonces); the client checks it and sends its proof. The role is part of the proof, so
+neither side can be made to produce the other's by reflecting messages.
+"""
+
+import hmac
+import secrets
+
+from paceline.errors import ProtocolError
+from paceline.run.net.address import dial
+from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.messages import (
+    PROTOCOL,
+    Challenge,
+    FromServer,
+    Hello,
+    Proof,
+    Refused,
+    decode_server,
+)
+
+__all__ = ["Challenger", "connect", "new_token"]
+
+
+def new_token() -> str:
+    """Return a new secret for one run."""
+    return secrets.token_hex(32)
+
+
+def _proof(token: str, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    return hmac.digest(token.encode(), role + client_nonce + server_nonce, "sha256")
+
+
+class Challenger:
+    """The server's half of the handshake with one client."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._nonce = secrets.token_bytes(32)
+        self._client_nonce: bytes | None = None
+
+    def answer(self, hello: Hello) -> Challenge:
+        """Return the server's proof and nonce; raises ProtocolError."""
+        if hello.protocol != PROTOCOL:
+            raise ProtocolError(
+                f"protocol versions differ: the client speaks {hello.protocol}, the run {PROTOCOL}"
+            )
+        if self._client_nonce is not None:
+            raise ProtocolError("Hello was sent twice")
+        self._client_nonce = hello.nonce
+        return Challenge(self._nonce, _proof(self._token, b"server", hello.nonce, self._nonce))
+
+    def check(self, proof: Proof) -> None:
+        """Raise ProtocolError unless the client knows the token."""
+        if self._client_nonce is None:
+            raise ProtocolError("Proof was sent before Hello")
+        expected = _proof(self._token, b"worker", self._client_nonce, self._nonce)
+        if not hmac.compare_digest(expected, proof.proof):
+            raise ProtocolError("the token is wrong")
+
+
+def connect(address: str, token: str, timeout_s: float | None = None) -> Channel[FromServer]:
+    """Connect to the server and authenticate both sides; raises PeerLost if it isn't there.
+
+    Raises ProtocolError if the server refuses us or doesn't know the token. With a timeout, a
+    server that doesn't answer in time, now or later, counts as lost.
+    """
+    channel = Channel(dial(address, timeout_s), decode_server, STRANGER_LIMIT)
+    try:
+        _authenticate(channel, address, token)
+    except BaseException:
+        channel.close()
+        raise
+    channel.trust(decode_server)
+    return channel
+
+
+def _authenticate(channel: Channel[FromServer], address: str, token: str) -> None:
+    """The client's half of the handshake."""
+    nonce = secrets.token_bytes(32)
+    channel.send(Hello(PROTOCOL, nonce))
+    challenge = channel.receive()
+    if isinstance(challenge, Refused):
+        raise ProtocolError(f"the server at {address} refused the connection: {challenge.reason}")
+    if not isinstance(challenge, Challenge):
+        raise ProtocolError(f"expected a challenge from {address}, got {challenge!r}")
+    expected = _proof(token, b"server", nonce, challenge.nonce)
+    if not hmac.compare_digest(expected, challenge.proof):
+        raise ProtocolError(f"the server at {address} has another token")
+    channel.send(Proof(_proof(token, b"worker", nonce, challenge.nonce)))

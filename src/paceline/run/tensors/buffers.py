@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Parameter buffers: which memory holds which version, and who reads it.
+
+A version of the parameters is in a buffer that workers read. A buffer is never written while a
+worker reads it: an update is made in place when no worker computes with the newest version, and
+otherwise in a free buffer, into which the parameters are copied first. So there are never more
+buffers than workers plus the versions that the policy keeps, and a single one if all workers wait
+for the update.
+"""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from paceline.run.tensors.layout import Views
+
+__all__ = ["BufferStore", "ParameterBuffer", "VersionBuffers"]
+
+
+class ParameterBuffer(NamedTuple):
+    """Memory that holds one version of the parameters and buffers."""
+
+    number: int
+    views: Views
+
+
+class BufferStore(Protocol):
+    """Where the memory of a shard comes from."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of a buffer."""
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """Memory for the parameters that no optimizer steps; workers can see it."""
+
+    def new_buffer(self) -> ParameterBuffer:
+        """Allocate a buffer that workers can see; raises SpecError if there is no memory."""
+
+    def new_accumulator(self) -> Views:
+        """Allocate memory for sums, which only the server sees."""
+
+
+class VersionBuffers:
+    """The buffers of a shard."""
+
+    def __init__(self, store: BufferStore, versions_kept: int) -> None:
+        """`versions_kept`: how many of the newest versions a worker may still be sent to."""
+        self._store = store
+        self._versions_kept = versions_kept
+        self._all: list[ParameterBuffer] = []
+        self._by_version: dict[int, ParameterBuffer] = {}
+        self._by_reader: dict[int, ParameterBuffer] = {}
+        self.current = self._allocate()
+        """The buffer that holds the newest version, or in which the next one is being made."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def _allocate(self) -> ParameterBuffer:
+        buffer = self._store.new_buffer()
+        self._all.append(buffer)
+        return buffer
+
+    def reset(self, version: int) -> None:
+        """Say that the current buffer holds this version, and that no other version exists."""
+        self._by_version = {version: self.current}
+
+    def add_reader(self, worker: int, version: int) -> ParameterBuffer:
+        """Return the buffer of a version; it stays unchanged until `remove_reader`."""
+        buffer = self._by_reader[worker] = self._by_version[version]
+        return buffer
+
+    def remove_reader(self, worker: int) -> None:
+        """Say that the worker no longer reads, if it did."""
+        self._by_reader.pop(worker, None)
+
+    def begin_update(self, update: int) -> bool:
+        """Make `current` a buffer that may be written; return whether it is another one.
+
+        The caller copies the parameters from the old one and calls `end_update` in any case.
+        """
+        for version in [v for v in self._by_version if v <= update - self._versions_kept]:
+            del self._by_version[version]
+        in_use = {b.number for b in (*self._by_version.values(), *self._by_reader.values())}
+        if self.current.number not in in_use:
+            return False
+        free = next((buffer for buffer in self._all if buffer.number not in in_use), None)
+        self.current = free or self._allocate()
+        return True
+
+    def end_update(self, update: int) -> None:
+        """Say that the current buffer holds this version now."""
+        for version in [v for v in self._by_version if v <= update - self._versions_kept]:
+            del self._by_version[version]
+        self._by_version[update] = self.current

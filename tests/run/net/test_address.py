@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Addresses of every kind can be listened at and dialed; bad ones are refused by name."""
+
+import os
+import secrets
+import socket
+
+import pytest
+
+from paceline.errors import PeerLost, SpecError
+from paceline.run.net.address import accept, dial, listen
+
+
+def new_address():
+    return f"unix:@paceline-test-{secrets.token_hex(8)}"
+
+
+@pytest.fixture(params=["path", "name", "tcp", "tcp6"])
+def listening(request, tmp_path):
+    """A listening socket and its address."""
+    if request.param == "tcp6" and not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("this machine has no IPv6")
+    address = {
+        "path": f"unix:{tmp_path}/server",
+        "name": new_address(),
+        "tcp": "tcp:127.0.0.1:0",
+        "tcp6": "tcp:[::1]:0",
+    }[request.param]
+    with listen(address) as sock:
+        if request.param.startswith("tcp"):
+            address = address[:-1] + str(sock.getsockname()[1])
+        yield sock, address
+
+
+def test_every_kind_of_address_can_be_listened_at_and_dialed(listening):
+    sock, address = listening
+    assert not sock.getblocking()
+    with dial(address) as client, accept(sock) as server:
+        assert client.getblocking()
+        assert not server.getblocking()
+        client.sendall(b"x")
+        server.settimeout(10.0)
+        assert server.recv(10) == b"x"
+
+
+def test_accept_returns_none_if_no_client_is_waiting(listening):
+    sock, _ = listening
+    assert accept(sock) is None
+
+
+def test_tcp_connections_send_small_messages_at_once_and_notice_a_dead_host():
+    with listen("tcp:127.0.0.1:0") as sock:
+        address = f"tcp:127.0.0.1:{sock.getsockname()[1]}"
+        with dial(address) as client, accept(sock) as server:
+            for end in (client, server):
+                assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_timeout_stays_in_force_after_dialing():
+    address = new_address()
+    with listen(address), dial(address, timeout_s=0.01) as client:
+        assert client.gettimeout() == 0.01
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "unix:",
+        "unix",
+        "/tmp/server",
+        "127.0.0.1:80",
+        "tcp:",
+        "tcp:host",
+        "tcp:host:",
+        "tcp:host:http",
+        "tcp:host:-1",
+        "tcp:host:65536",
+        "tcp:host:²",
+        "udp:host:80",
+        "unix @name",
+    ],
+)
+@pytest.mark.parametrize("use", [listen, dial])
+def test_bad_address_is_refused_by_name(address, use):
+    with pytest.raises(SpecError) as caught:
+        use(address)
+    expected = "an address must be unix:/path, unix:@name or tcp:host:port"
+    assert str(caught.value) == f"{expected}, got {address!r}"
+
+
+def test_address_in_use_is_refused_by_name():
+    address = new_address()
+    with listen(address), pytest.raises(SpecError, match=f"cannot listen at {address}: Address al"):
+        listen(address)
+
+
+@pytest.mark.parametrize("prefix", ["unix:@", "unix:/"])
+def test_address_that_is_too_long_is_refused(prefix):
+    address = prefix + "a" * 200
+    with pytest.raises(SpecError, match=": AF_UNIX path too long"):
+        listen(address)
+    with pytest.raises(PeerLost, match=": AF_UNIX path too long"):
+        dial(address)
+
+
+def test_dialing_an_address_without_a_server_raises_peer_lost(tmp_path):
+    with pytest.raises(PeerLost, match=r"no server at unix:.*: No such file"):
+        dial(f"unix:{tmp_path}/server")
