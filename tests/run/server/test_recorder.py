@@ -79,7 +79,7 @@ def test_full_disk_ends_the_trace_with_a_complete_line(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert read_trace(path).records == [Joined(0.0, 0)]
-    message = "the trace ends here, for it cannot be written: File too large\n"
+    message = "cannot write the trace, which ends here: File too large\n"
     assert capsys.readouterr().out == message
 
 
@@ -93,7 +93,7 @@ def test_records_are_made_when_the_server_is_idle(tmp_path):
     recorder = Recorder(tmp_path / "trace.jsonl", HEADER)
     recorder.write(records())
     assert made == []
-    recorder.catch_up()
+    recorder.encode_pending()
     assert made == [1]
     recorder.close()
     assert read_trace(tmp_path / "trace.jsonl").records == [Joined(0.0, 0)]
@@ -202,7 +202,7 @@ def test_invalid_line_is_named_by_its_number_and_the_file_is_unchanged(trace, ju
     lines.insert(3, junk)
     broken = b"".join(lines)
     trace.write_bytes(broken)
-    with pytest.raises(TraceError, match=f"{trace}:4: .*; move the file away to go on"):
+    with pytest.raises(TraceError, match=f"{trace}:4: .*; move the file away to continue"):
         Recorder(trace, HEADER, begins_anew=False)
     assert trace.read_bytes() == broken
 

@@ -50,12 +50,13 @@ class _Memory:
     """Plain memory in which a layout can be seen as tensors."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._bytes = torch.zeros(size, dtype=torch.uint8)
+        self._bytes = bytearray(size)
 
     def tensor(self, dtype: torch.dtype, count: int, offset: int) -> Tensor:
-        """Return a flat tensor on this memory."""
-        return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
+        """Return a flat tensor on this memory, with a storage of its own."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=offset)
 
 
 class InProcessStore:

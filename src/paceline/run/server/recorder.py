@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes the trace of a run while it happens, line by line.
+"""Writes the trace of a run, line by line, while the run goes on.
 
-What happens is only noted at first, and becomes lines when nobody waits for the server. Where a
-trace is there already, the run goes on, and so does its trace.
+Records are only collected at first; they are encoded and written when nobody waits for the server.
+The trace of a run that continues is continued, too.
 """
 
 from collections.abc import Iterable
@@ -20,47 +20,47 @@ from paceline.trace.schema import Gradient, Header, Record, Restored, Resumed, U
 __all__ = ["Recorder"]
 
 READ_BYTES = 8 << 20  # of a trace at once, so that memory doesn't grow with it
-MOST = 512  # events that wait to become lines, on a server that is never quiet
+PENDING_MAX = 512  # events that wait to be written, on a server that is never idle
 
 
 class Recorder:
-    """The trace of a run that goes on; whole lines only, flushed now and then."""
+    """The trace of a running run; only complete lines are ever written."""
 
     def __init__(self, path: Path, header: Header, *, begins_anew: bool = True) -> None:
-        """Begin a trace, or go on with one that is there: then `turns` and the times are its."""
+        """Begin a trace, or continue the existing one and take `turns` and the times from it."""
         self.time = 0.0  # of the last line
-        self.began: float | None = None  # when the first update was begun; None: none was
-        self.updated: float | None = None  # when the last update was made; None: none was
-        self.turns: dict[int, int] = {}  # how many pieces of work each worker has had
-        self.down_s = 0.0  # for how long nobody has written
+        self.began: float | None = None  # when the run began; None: it hasn't
+        self.updated: float | None = None  # when the last update was made; None: none was made
+        self.turns: dict[int, int] = {}  # turns that each worker has had
+        self.down_s = 0.0  # how long the run had no server
         self._encode = msgspec.json.Encoder().encode
         self._is_broken = False
-        self._given: list[Iterable[Record]] = []
+        self._pending: list[Iterable[Record]] = []
         self._lines: list[bytes] = []
         try:
             self._file = path.open("wb" if begins_anew else "r+b", buffering=0)
             if not begins_anew:
-                self._go_on(path)
+                self._continue(path)
         except OSError as error:
             raise SpecError(f"cannot write {path}: {error.strerror}") from None
-        if self._file.tell() == 0:  # also where a server was killed before it wrote anything
+        if self._file.tell() == 0:  # new, or its server was killed before it wrote anything
             self._lines.append(self._encode(header))
 
-    def _go_on(self, path: Path) -> None:
-        """Be at the end of the last whole line; its server may have been killed while it wrote."""
+    def _continue(self, path: Path) -> None:
+        """Move to the end of the last complete line; a killed server may have left half a line."""
         self.down_s = max(0.0, time() - path.stat().st_mtime)
         reader = TraceReader(path, is_strict=True)
         try:
             while records := reader.read(READ_BYTES):
                 for record in records:
-                    self._take_in(record)
+                    self._read(record)
         except TraceError as error:
             self._file.close()
-            raise TraceError(f"{error}; move the file away to go on") from None
+            raise TraceError(f"{error}; move the file away to continue") from None
         self._file.seek(reader.offset)
         self._file.truncate()
 
-    def _take_in(self, record: Record) -> None:
+    def _read(self, record: Record) -> None:
         self.time = max(self.time, record.t)
         match record:
             case Resumed() if self.began is None:
@@ -88,20 +88,20 @@ class Recorder:
         return restored
 
     def write(self, records: Iterable[Record]) -> None:
-        """Take these in; they become lines when there is time for it."""
+        """Record these; they are written when there is time for it."""
         if not self._is_broken:
-            self._given.append(records)
-            if len(self._given) >= MOST:
+            self._pending.append(records)
+            if len(self._pending) >= PENDING_MAX:
                 self.flush()
 
-    def catch_up(self) -> None:
-        """Make lines of what was taken in."""
-        self._lines += [self._encode(record) for records in self._given for record in records]
-        self._given.clear()
+    def encode_pending(self) -> None:
+        """Encode what was recorded since the last call."""
+        self._lines += [self._encode(record) for records in self._pending for record in records]
+        self._pending.clear()
 
     def flush(self) -> None:
-        """Bring everything to the file; where it cannot be, say so and record no more."""
-        self.catch_up()
+        """Write everything to the file; if that fails, say so and record no more."""
+        self.encode_pending()
         left = b"".join([line + b"\n" for line in self._lines])
         self._lines.clear()
         end = self._file.tell()
@@ -110,11 +110,11 @@ class Recorder:
                 left = left[self._file.write(left) :]
         except OSError as error:
             self._is_broken = True
-            print(f"the trace ends here, for it cannot be written: {error.strerror}", flush=True)
+            print(f"cannot write the trace, which ends here: {error.strerror}", flush=True)
             with suppress(OSError):
-                self._file.truncate(end)  # whole lines only
+                self._file.truncate(end)  # no incomplete line
 
     def close(self) -> None:
-        """The run is over."""
+        """Write what is left, and close the file."""
         self.flush()
         self._file.close()

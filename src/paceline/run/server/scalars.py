@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What scripts log, averaged over the contributors of an update by their samples."""
+"""Numbers that scripts log, averaged over the contributors to an update."""
 
 from collections import defaultdict
 
@@ -7,18 +7,18 @@ __all__ = ["Scalars"]
 
 
 class Scalars:
-    """Logged numbers on their way into updates."""
+    """Logged numbers of the updates that aren't made yet."""
 
     def __init__(self) -> None:
         self._given: defaultdict[int, list[tuple[int, dict[str, float]]]] = defaultdict(list)
 
     def give(self, update: int, samples: int, scalars: dict[str, float]) -> None:
-        """A contributor to this update logged these."""
+        """Keep what a contributor to this update logged."""
         if scalars:
             self._given[update].append((samples, scalars))
 
     def take(self, update: int) -> dict[str, float]:
-        """The averages over those that logged; the update is forgotten."""
+        """Return the averages, weighted by samples, over those that logged; forget the update."""
         given = self._given.pop(update, [])
         found = {}
         for name in dict.fromkeys(name for _, scalars in given for name in scalars):
