@@ -3,6 +3,7 @@
 
 import ast
 import sys
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -64,8 +65,8 @@ def imports(name):
                 yield full if full in FILES else node.module
 
 
-def room(name):
-    """The room that a module of ours is in; the façade is its own."""
+def package(name):
+    """Return the top-level package or module of ours that this is in."""
     return name.removeprefix(FACADE + ".").partition(".")[0]
 
 
@@ -75,18 +76,18 @@ def is_ours(name):
 
 def allowed(importer, imported):
     """Whether a module of ours may import another."""
-    rooms = MAY_IMPORT[room(importer)]
+    packages = MAY_IMPORT[package(importer)]
     exact = imported.removeprefix(FACADE + ".")
-    return room(imported) in {room(importer), *rooms} or exact in rooms
+    return package(imported) in {package(importer), *packages} or exact in packages
 
 
 def test_there_is_something_to_walk():
     assert {"paceline.errors", "paceline.core.decider", "paceline.core.policies.sync"} <= set(FILES)
 
 
-def test_every_room_has_its_place():
-    rooms = {room(name) for name in FILES} - {FACADE}
-    assert rooms <= set(MAY_IMPORT)
+def test_every_package_has_its_rules():
+    packages = {package(name) for name in FILES} - {FACADE}
+    assert packages <= set(MAY_IMPORT)
 
 
 def test_imports_point_one_way():
@@ -117,11 +118,23 @@ def test_imports_inside_run_point_one_way():
     assert wrong == []
 
 
+def test_worker_and_server_never_import_each_other():
+    pairs = {(part_of_run(name), part_of_run(other)) for name in FILES for other in imports(name)}
+    assert not pairs & {("worker", "server"), ("server", "worker")}
+
+
+def test_no_class_name_exists_twice():
+    classes = [
+        node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted(name for name, count in Counter(classes).items() if count > 1) == []
+
+
 def test_core_uses_only_the_standard_library_besides():
     wrong = [
         f"{name} imports {other}"
         for name in FILES
-        if room(name) in ("core", "errors", "spec")
+        if package(name) in ("core", "errors", "spec")
         for other in imports(name)
         if not is_ours(other) and other.partition(".")[0] not in sys.stdlib_module_names
     ]
@@ -129,12 +142,14 @@ def test_core_uses_only_the_standard_library_besides():
 
 
 def test_sim_and_run_never_import_each_other():
-    pairs = {(room(name), room(other)) for name in FILES for other in imports(name)}
+    pairs = {(package(name), package(other)) for name in FILES for other in imports(name)}
     assert not pairs & {("sim", "run"), ("run", "sim")}
 
 
 def test_only_run_and_lab_import_torch():
-    importers = {room(name) for name in FILES for other in imports(name) if room(other) == "torch"}
+    importers = {
+        package(name) for name in FILES for other in imports(name) if package(other) == "torch"
+    }
     assert importers <= {"run", "lab"}
 
 
