@@ -7,56 +7,56 @@ import pytest
 
 from paceline.errors import InternalError
 from paceline.run.worker import states
-from paceline.run.worker.states import Backward, Connection, Event, Turn, WorkerState
+from paceline.run.worker.states import Backward, Connection, Turn, WorkerEvent, WorkerState
 
 BUSY = {Turn.COMPUTING, Turn.CANCELLED, Turn.CUT, Turn.VOID}
 WORTHLESS = BUSY - {Turn.COMPUTING}
 
-# Event by event: the states in which it may happen, and where it leads.
+# WorkerEvent by event: the states in which it may happen, and where it leads.
 CONNECTION = {
-    Event.ASSIGNED: {Connection.JOINED: Connection.JOINED},
-    Event.TURN_CANCELLED: {
+    WorkerEvent.ASSIGNED: {Connection.JOINED: Connection.JOINED},
+    WorkerEvent.TURN_CANCELLED: {
         Connection.JOINED: Connection.JOINED,
         Connection.ENDED: Connection.ENDED,
     },
-    Event.BACKWARD_STARTED: {state: state for state in Connection},
-    Event.BACKWARD_CUT: {state: state for state in Connection},
-    Event.BACKWARD_FINISHED: {state: state for state in Connection},
-    Event.CLOSED: {state: state for state in Connection},
-    Event.SERVER_LOST: {
+    WorkerEvent.BACKWARD_STARTED: {state: state for state in Connection},
+    WorkerEvent.BACKWARD_CUT: {state: state for state in Connection},
+    WorkerEvent.BACKWARD_FINISHED: {state: state for state in Connection},
+    WorkerEvent.CLOSED: {state: state for state in Connection},
+    WorkerEvent.SERVER_LOST: {
         Connection.JOINED: Connection.LOST,
         Connection.ENDED: Connection.ENDED,
     },
-    Event.REJOINED: {Connection.LOST: Connection.JOINED},
-    Event.RUN_ENDED: {Connection.JOINED: Connection.ENDED},
+    WorkerEvent.REJOINED: {Connection.LOST: Connection.JOINED},
+    WorkerEvent.RUN_ENDED: {Connection.JOINED: Connection.ENDED},
 }
 TURN = {
-    Event.ASSIGNED: {Turn.IDLE: Turn.COMPUTING},
-    Event.TURN_CANCELLED: {
+    WorkerEvent.ASSIGNED: {Turn.IDLE: Turn.COMPUTING},
+    WorkerEvent.TURN_CANCELLED: {
         Turn.COMPUTING: Turn.CANCELLED,
         **{state: state for state in WORTHLESS},
     },
-    Event.BACKWARD_STARTED: {state: state for state in Turn},
-    Event.BACKWARD_CUT: {
+    WorkerEvent.BACKWARD_STARTED: {state: state for state in Turn},
+    WorkerEvent.BACKWARD_CUT: {
         Turn.IDLE: Turn.IDLE,
         Turn.CANCELLED: Turn.CUT,
         Turn.CUT: Turn.CUT,
         Turn.VOID: Turn.VOID,
     },
-    Event.BACKWARD_FINISHED: {state: state for state in Turn},
-    Event.CLOSED: dict.fromkeys(BUSY, Turn.IDLE),
-    Event.SERVER_LOST: {Turn.IDLE: Turn.IDLE, **dict.fromkeys(BUSY, Turn.VOID)},
-    Event.REJOINED: {Turn.IDLE: Turn.IDLE, Turn.VOID: Turn.VOID},
-    Event.RUN_ENDED: {
+    WorkerEvent.BACKWARD_FINISHED: {state: state for state in Turn},
+    WorkerEvent.CLOSED: dict.fromkeys(BUSY, Turn.IDLE),
+    WorkerEvent.SERVER_LOST: {Turn.IDLE: Turn.IDLE, **dict.fromkeys(BUSY, Turn.VOID)},
+    WorkerEvent.REJOINED: {Turn.IDLE: Turn.IDLE, Turn.VOID: Turn.VOID},
+    WorkerEvent.RUN_ENDED: {
         Turn.IDLE: Turn.IDLE,
         Turn.COMPUTING: Turn.CANCELLED,
         **{state: state for state in WORTHLESS},
     },
 }
 BACKWARD = {
-    **{event: {state: state for state in Backward} for event in Event},
-    Event.BACKWARD_STARTED: {Backward.OUTSIDE: Backward.INSIDE},
-    Event.BACKWARD_FINISHED: {Backward.INSIDE: Backward.OUTSIDE},
+    **{event: {state: state for state in Backward} for event in WorkerEvent},
+    WorkerEvent.BACKWARD_STARTED: {Backward.OUTSIDE: Backward.INSIDE},
+    WorkerEvent.BACKWARD_FINISHED: {Backward.INSIDE: Backward.OUTSIDE},
 }
 EVERY_STATE = list(product(Connection, Turn, Backward))
 
@@ -71,7 +71,7 @@ def where(state: WorkerState) -> tuple[Connection, Turn, Backward]:
     return state.connection, state.turn, state.backward
 
 
-@pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
+@pytest.mark.parametrize("event", WorkerEvent, ids=lambda event: event.name)
 def test_every_event_leads_where_the_table_says_and_is_refused_elsewhere(event):
     for before in EVERY_STATE:
         state = worker_in(*before)
@@ -92,7 +92,7 @@ def reachable() -> set[tuple[Connection, Turn, Backward]]:
     frontier = list(found)
     while frontier:
         before = frontier.pop()
-        for event in Event:
+        for event in WorkerEvent:
             state = worker_in(*before)
             try:
                 state.apply(event)
@@ -116,11 +116,11 @@ def test_from_every_reachable_state_the_run_can_end_with_an_idle_worker():
     for before in reachable():
         state = worker_in(*before)
         if state.connection is Connection.LOST:
-            state.apply(Event.REJOINED)
+            state.apply(WorkerEvent.REJOINED)
         if not state.is_over:
-            state.apply(Event.RUN_ENDED)
+            state.apply(WorkerEvent.RUN_ENDED)
         if state.has_turn:
-            state.apply(Event.CLOSED)
+            state.apply(WorkerEvent.CLOSED)
         assert state.is_over
         assert state.turn is Turn.IDLE
 
@@ -128,7 +128,7 @@ def test_from_every_reachable_state_the_run_can_end_with_an_idle_worker():
 def test_the_end_of_a_run_is_final():
     for before in reachable():
         if before[0] is Connection.ENDED:
-            for event in Event:
+            for event in WorkerEvent:
                 state = worker_in(*before)
                 try:
                     state.apply(event)
@@ -139,7 +139,7 @@ def test_the_end_of_a_run_is_final():
 
 def rows_of_the_docstring() -> list[tuple[str, str, str]]:
     assert states.__doc__ is not None
-    names = {event.name for event in Event}
+    names = {event.name for event in WorkerEvent}
     split = [line.split() for line in states.__doc__.splitlines()]
     return [
         (" ".join(words[: words.index(name)]), name, words[words.index(name) + 1])
@@ -163,7 +163,7 @@ def test_every_row_of_the_docstring_is_a_transition():
         before = BUSY if name == "any busy" else {by_name[name]}
         table = TURN if name == "any busy" else tables[name]
         for state in before:
-            assert table[Event[event]][state] is by_name[after]
+            assert table[WorkerEvent[event]][state] is by_name[after]
 
 
 def test_every_change_of_state_is_a_row_of_the_docstring():

@@ -83,7 +83,7 @@ class InProcessStore:
         self.buffers.clear()
 
 
-class _State(NamedTuple):
+class _SentState(NamedTuple):
     """A state that is attached to a message; None is a state, too."""
 
     value: Any
@@ -158,7 +158,7 @@ class InProcessPeer:
         self._outbox = outbox
         self._store = store
         self._slot: Views | None = None
-        self._state: _State | None = None  # attached to the message that was received last
+        self._state: _SentState | None = None  # attached to the message that was received last
 
     def _on_attached(self, attachment: Any) -> None:
         self._state = attachment
@@ -201,7 +201,7 @@ class InProcessPeer:
 
     def send_state(self, state: Any, what: str) -> None:
         """Answer a StateRequest; raises SpecError if the state can't be sent."""
-        self._put(StateReply(1), _State(_copied(state, what)))
+        self._put(StateReply(1), _SentState(_copied(state, what)))
 
     def receive_state(self, upload: StateUpload) -> Any:
         """Return the uploaded state; raises ProtocolError if none came with the message."""
@@ -225,10 +225,10 @@ class InProcessWorker:
         self._outbox = outbox
         self._opened: OpenedSlot | None = None
         self._buffers: dict[int, Views] = {}
-        self._state: _State | None = None  # attached to the message that was received last
+        self._state: _SentState | None = None  # attached to the message that was received last
 
     def _on_attached(self, attachment: Any) -> None:
-        self._state = attachment if isinstance(attachment, _State) else None
+        self._state = attachment if isinstance(attachment, _SentState) else None
         if isinstance(attachment, OpenedSlot):
             self._opened = attachment
         elif isinstance(attachment, ParameterBuffer):
@@ -268,7 +268,7 @@ class InProcessWorker:
 
     def send_state(self, optimizer: int, state: Any, has_begun: bool) -> None:
         """Upload the state of an optimizer; raises SpecError if it can't be sent."""
-        copy = _State(_copied(state, "state of the optimizer"))
+        copy = _SentState(_copied(state, "state of the optimizer"))
         self._outbox.put(StateUpload(optimizer, b"", has_begun), copy)
 
     def receive_state(self, reply: StateReply) -> Any:
@@ -328,7 +328,7 @@ class InProcessNetwork:
             self.close(peer)
 
 
-def _state_in(attached: _State | None) -> Any:
+def _state_in(attached: _SentState | None) -> Any:
     if attached is None:
         raise ProtocolError("a message arrived without the memory that belongs to it")
     return attached.value

@@ -48,7 +48,7 @@ from enum import Enum, auto
 
 from paceline.errors import InternalError
 
-__all__ = ["Backward", "Connection", "Event", "Turn", "WorkerState"]
+__all__ = ["Backward", "Connection", "Turn", "WorkerEvent", "WorkerState"]
 
 
 class _Named(Enum):
@@ -82,7 +82,7 @@ class Backward(_Named):
     INSIDE = auto()
 
 
-class Event(_Named):
+class WorkerEvent(_Named):
     """What happens to a worker."""
 
     ASSIGNED = auto()  # a turn has begun
@@ -98,47 +98,51 @@ class Event(_Named):
 
 _BUSY = (Turn.COMPUTING, Turn.CANCELLED, Turn.CUT, Turn.VOID)
 _WORTHLESS = (Turn.CANCELLED, Turn.CUT, Turn.VOID)
-_BACKWARD_EVENTS = (Event.BACKWARD_STARTED, Event.BACKWARD_CUT, Event.BACKWARD_FINISHED)
+_BACKWARD_EVENTS = (
+    WorkerEvent.BACKWARD_STARTED,
+    WorkerEvent.BACKWARD_CUT,
+    WorkerEvent.BACKWARD_FINISHED,
+)
 
-_CONNECTION: dict[tuple[Connection, Event], Connection] = {
+_CONNECTION: dict[tuple[Connection, WorkerEvent], Connection] = {
     # Computing needs no server.
     **{(state, event): state for state in Connection for event in _BACKWARD_EVENTS},
-    **{(state, Event.CLOSED): state for state in Connection},
-    (Connection.JOINED, Event.ASSIGNED): Connection.JOINED,
-    (Connection.JOINED, Event.TURN_CANCELLED): Connection.JOINED,
-    (Connection.JOINED, Event.SERVER_LOST): Connection.LOST,
-    (Connection.JOINED, Event.RUN_ENDED): Connection.ENDED,
-    (Connection.LOST, Event.REJOINED): Connection.JOINED,
-    (Connection.ENDED, Event.SERVER_LOST): Connection.ENDED,
-    (Connection.ENDED, Event.TURN_CANCELLED): Connection.ENDED,
+    **{(state, WorkerEvent.CLOSED): state for state in Connection},
+    (Connection.JOINED, WorkerEvent.ASSIGNED): Connection.JOINED,
+    (Connection.JOINED, WorkerEvent.TURN_CANCELLED): Connection.JOINED,
+    (Connection.JOINED, WorkerEvent.SERVER_LOST): Connection.LOST,
+    (Connection.JOINED, WorkerEvent.RUN_ENDED): Connection.ENDED,
+    (Connection.LOST, WorkerEvent.REJOINED): Connection.JOINED,
+    (Connection.ENDED, WorkerEvent.SERVER_LOST): Connection.ENDED,
+    (Connection.ENDED, WorkerEvent.TURN_CANCELLED): Connection.ENDED,
 }
 
-_TURN: dict[tuple[Turn, Event], Turn] = {
-    **{(state, Event.BACKWARD_STARTED): state for state in Turn},
-    **{(state, Event.BACKWARD_FINISHED): state for state in Turn},
-    **{(state, Event.TURN_CANCELLED): state for state in _WORTHLESS},
-    **{(state, Event.BACKWARD_CUT): state for state in (Turn.IDLE, Turn.CUT, Turn.VOID)},
-    **{(state, Event.RUN_ENDED): state for state in (Turn.IDLE, *_WORTHLESS)},
-    **{(state, Event.SERVER_LOST): Turn.VOID for state in _BUSY},
-    **{(state, Event.CLOSED): Turn.IDLE for state in _BUSY},
-    (Turn.IDLE, Event.SERVER_LOST): Turn.IDLE,
-    (Turn.IDLE, Event.REJOINED): Turn.IDLE,
-    (Turn.VOID, Event.REJOINED): Turn.VOID,
-    (Turn.IDLE, Event.ASSIGNED): Turn.COMPUTING,
-    (Turn.COMPUTING, Event.TURN_CANCELLED): Turn.CANCELLED,
-    (Turn.COMPUTING, Event.RUN_ENDED): Turn.CANCELLED,
-    (Turn.CANCELLED, Event.BACKWARD_CUT): Turn.CUT,
+_TURN: dict[tuple[Turn, WorkerEvent], Turn] = {
+    **{(state, WorkerEvent.BACKWARD_STARTED): state for state in Turn},
+    **{(state, WorkerEvent.BACKWARD_FINISHED): state for state in Turn},
+    **{(state, WorkerEvent.TURN_CANCELLED): state for state in _WORTHLESS},
+    **{(state, WorkerEvent.BACKWARD_CUT): state for state in (Turn.IDLE, Turn.CUT, Turn.VOID)},
+    **{(state, WorkerEvent.RUN_ENDED): state for state in (Turn.IDLE, *_WORTHLESS)},
+    **{(state, WorkerEvent.SERVER_LOST): Turn.VOID for state in _BUSY},
+    **{(state, WorkerEvent.CLOSED): Turn.IDLE for state in _BUSY},
+    (Turn.IDLE, WorkerEvent.SERVER_LOST): Turn.IDLE,
+    (Turn.IDLE, WorkerEvent.REJOINED): Turn.IDLE,
+    (Turn.VOID, WorkerEvent.REJOINED): Turn.VOID,
+    (Turn.IDLE, WorkerEvent.ASSIGNED): Turn.COMPUTING,
+    (Turn.COMPUTING, WorkerEvent.TURN_CANCELLED): Turn.CANCELLED,
+    (Turn.COMPUTING, WorkerEvent.RUN_ENDED): Turn.CANCELLED,
+    (Turn.CANCELLED, WorkerEvent.BACKWARD_CUT): Turn.CUT,
 }
 
-_BACKWARD: dict[tuple[Backward, Event], Backward] = {
+_BACKWARD: dict[tuple[Backward, WorkerEvent], Backward] = {
     **{
         (state, event): state
         for state in Backward
-        for event in Event
-        if event not in (Event.BACKWARD_STARTED, Event.BACKWARD_FINISHED)
+        for event in WorkerEvent
+        if event not in (WorkerEvent.BACKWARD_STARTED, WorkerEvent.BACKWARD_FINISHED)
     },
-    (Backward.OUTSIDE, Event.BACKWARD_STARTED): Backward.INSIDE,
-    (Backward.INSIDE, Event.BACKWARD_FINISHED): Backward.OUTSIDE,
+    (Backward.OUTSIDE, WorkerEvent.BACKWARD_STARTED): Backward.INSIDE,
+    (Backward.INSIDE, WorkerEvent.BACKWARD_FINISHED): Backward.OUTSIDE,
 }
 
 
@@ -150,7 +154,7 @@ class WorkerState:
         self.turn = Turn.IDLE
         self.backward = Backward.OUTSIDE
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: WorkerEvent) -> None:
         """Move every machine; raises InternalError, and moves none, if the event is illegal."""
         try:
             connection = _CONNECTION[self.connection, event]

@@ -35,7 +35,7 @@ from paceline.run.worker.logged_scalars import LoggedScalars
 from paceline.run.worker.optimizer_settings import OptimizerSettings
 from paceline.run.worker.position import PositionTracker
 from paceline.run.worker.replica import Replica
-from paceline.run.worker.states import Backward, Connection, Event, Turn, WorkerState
+from paceline.run.worker.states import Backward, Connection, Turn, WorkerEvent, WorkerState
 from paceline.run.worker.turn_clock import TurnClock
 
 __all__ = ["Last", "Worker"]
@@ -113,7 +113,7 @@ class Worker:
         self.batches.hand_in(optimizer)
         self._report(turn, optimizer)
         self._assignment = None
-        self._state.apply(Event.CLOSED)
+        self._state.apply(WorkerEvent.CLOSED)
         waits_from = monotonic()
         notice = self._wait_and_load()
         if notice is None:  # the turn was void, or the run ended before its fate was decided
@@ -133,7 +133,7 @@ class Worker:
             if report is not None:
                 self._send_report(report)
         except PeerLost:
-            self._state.apply(Event.SERVER_LOST)
+            self._state.apply(WorkerEvent.SERVER_LOST)
 
     def _gradient_report(
         self, turn: messages.Assignment, optimizer: int, options: tuple[OptionChange, ...]
@@ -208,18 +208,18 @@ class Worker:
             loss.backward(*arguments, **options)  # type: ignore[no-untyped-call] # torch's
             return
         if self._assignment is None or self._poll_worthless():
-            self._state.apply(Event.BACKWARD_CUT)
+            self._state.apply(WorkerEvent.BACKWARD_CUT)
             self.batches.touch_all()
             self._replica.fill_gaps()
             return
-        self._state.apply(Event.BACKWARD_STARTED)
+        self._state.apply(WorkerEvent.BACKWARD_STARTED)
         try:
             loss.backward(*arguments, **options)  # type: ignore[no-untyped-call] # torch's
         except _BackwardCut:
-            self._state.apply(Event.BACKWARD_CUT)
+            self._state.apply(WorkerEvent.BACKWARD_CUT)
             self._replica.fill_gaps()
         finally:
-            self._state.apply(Event.BACKWARD_FINISHED)
+            self._state.apply(WorkerEvent.BACKWARD_FINISHED)
 
     def _on_gradient(self, optimizer: int) -> None:
         """A backward pass has computed the gradient of a parameter."""
@@ -245,7 +245,7 @@ class Worker:
                 ):
                     self._receive_notice()
             except PeerLost:
-                self._state.apply(Event.SERVER_LOST)
+                self._state.apply(WorkerEvent.SERVER_LOST)
         return self._state.is_worthless
 
     def _receive_notice(self) -> None:
@@ -261,7 +261,7 @@ class Worker:
         if isinstance(message, messages.CancelTurn):
             # A cancellation that crossed our report is too late, and harmless.
             if self._assignment is not None and message.turn == self._assignment.turn:
-                self._state.apply(Event.TURN_CANCELLED)
+                self._state.apply(WorkerEvent.TURN_CANCELLED)
         elif isinstance(message, messages.PositionRequest):
             self._send_position(message.checkpoint)
         elif isinstance(message, messages.RunEnded):
@@ -285,7 +285,7 @@ class Worker:
                 answer = self._wait_for_answer()
                 self._load(answer)
             except PeerLost:
-                self._state.apply(Event.SERVER_LOST)
+                self._state.apply(WorkerEvent.SERVER_LOST)
             else:
                 return answer.notice
         return None
@@ -302,7 +302,7 @@ class Worker:
     def _rejoin(self) -> None:
         """Join the next server, at the position that it knows; raises PeerLost if none comes."""
         self.welcome = self._server.join()
-        self._state.apply(Event.REJOINED)
+        self._state.apply(WorkerEvent.REJOINED)
         self._early = None  # it was from the server that was lost
         self.position.move_to(self.welcome.position)
 
@@ -320,12 +320,12 @@ class Worker:
         if isinstance(answer, messages.Assignment):
             self._settings.follow(answer.steps, answer.options)
             self._assignment = answer
-            self._state.apply(Event.ASSIGNED)
+            self._state.apply(WorkerEvent.ASSIGNED)
             self._clock.begin(answer.asked_at if self._server.shares_clock else None)
         else:
             self._settings.follow(answer.steps, ())
             self._replica.detach()
-            self._state.apply(Event.RUN_ENDED)
+            self._state.apply(WorkerEvent.RUN_ENDED)
 
     def _record_position(self, is_new: bool = True) -> None:
         """Record where the turn begins, and send it if a checkpoint wants it."""
@@ -368,7 +368,7 @@ class Worker:
                 send()
                 return self._wait_for_state()
             except PeerLost:
-                self._state.apply(Event.SERVER_LOST)
+                self._state.apply(WorkerEvent.SERVER_LOST)
                 if self.is_over:
                     raise
 
