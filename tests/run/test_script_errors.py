@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What cannot work is refused in the worker, by a SpecError that says what to do instead."""
+"""What a run can't do raises a SpecError in the worker, which says what to do instead."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from plain import SETUP, assert_same, train, weights
 
 
 def sgd(*models):
-    """An optimizer of all parameters of these."""
+    """Return an optimizer for all parameters of these models."""
     return torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
 
 
@@ -25,7 +25,7 @@ def nothing_to_train():
     return [nn.Linear(2, 2)]
 
 
-def a_thing_of_no_kind():
+def an_unknown_object():
     model = nn.Linear(2, 2)
     return [model, sgd(model), 3.0]
 
@@ -36,7 +36,7 @@ def a_scheduler_without_its_optimizer():
     return [model, sgd(model), other]
 
 
-def a_scheduler_that_follows_a_metric():
+def reduce_lr_on_plateau():
     model = nn.Linear(2, 2)
     optimizer = sgd(model)
     return [model, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
@@ -47,7 +47,7 @@ def a_parameter_in_two_optimizers():
     return [model, sgd(model), sgd(model)]
 
 
-def two_parameters_on_one_memory():
+def overlapping_parameters():
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     second.weight.data = first.weight.data
     model = nn.Sequential(first, second)
@@ -71,13 +71,13 @@ def a_complex_parameter():
 
 REFUSED = {
     nothing_to_train: "run.prepare() needs at least one optimizer, got none",
-    a_thing_of_no_kind: (
+    an_unknown_object: (
         "run.prepare() takes models, optimizers, schedulers and loaders, got float"
     ),
     a_scheduler_without_its_optimizer: "StepLR was passed to run.prepare() without its optimizer",
-    a_scheduler_that_follows_a_metric: "step it in one worker (run.is_first) instead",
+    reduce_lr_on_plateau: "step it in one worker (run.is_first) instead",
     a_parameter_in_two_optimizers: ("weight is stepped by two optimizers; give it to one of them"),
-    two_parameters_on_one_memory: (
+    overlapping_parameters: (
         "0.weight and 1.weight are two parameters on one memory; tie them by using one parameter "
         "twice"
     ),
@@ -89,18 +89,16 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 @pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
-def test_prepare_refuses(make):
-    """In a worker, before it has reached for the server."""
+def test_prepare_refuses_what_a_run_cannot_train(make):
+    """A worker raises before it connects to the server."""
     nowhere = Identity("unix:@nowhere", Path("no-token"), Path(), worker=0)
     with pytest.raises(SpecError) as caught:
         WorkerRun(nowhere).prepare(*make())
     assert REFUSED[make] in str(caught.value)
 
 
-def test_a_script_that_is_refused_ends_the_run_and_says_why_once(
-    script, tmp_path, capsys, forkserver
-):
-    """In each process, the server too: nobody waits for the others."""
+def test_refused_script_ends_the_run_and_says_why_once(script, tmp_path, capsys, forkserver):
+    """Each process ends by itself, the server included."""
     path = script("run = paceline.join()\nrun.prepare(nn.Linear(2, 2))\n")
     at = len(path.read_text().splitlines())
     run_dir = tmp_path / "run"
@@ -117,7 +115,7 @@ def test_a_script_that_is_refused_ends_the_run_and_says_why_once(
         assert kept == f"script.py:{at}: {REFUSED[nothing_to_train]}\n"
 
 
-# ---------------------------------------------------------------------------------- after prepare
+# ------------------------------------------------------------------------------------ after prepare
 
 SGD = SETUP + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
 
@@ -143,13 +141,13 @@ TRIED = {
     "model.load_state_dict(model.state_dict())": "load weights before run.prepare()",
     "model[0].load_state_dict(model[2].state_dict())": "load weights before run.prepare()",
     "run.prepare(model, optimizer)": "run.prepare() was called twice; pass everything in one",
-    # A copy is the script's own.
+    # A copy of the model belongs to the script.
     "copy.deepcopy(model).load_state_dict(model.state_dict())": None,
 }
 
 
 @pytest.mark.parametrize("tried", TRIED)
-def test_what_is_refused_after_prepare_leaves_the_run_as_it_was(launch, tried):
+def test_refusal_after_prepare_does_not_affect_the_run(launch, tried):
     ran = launch(SGD + TRIED_LOOP.replace("TRIED", tried), steps=2)
     assert (ran.code, ran.err) == (0, "")
     for kept in ran.kept.values():
@@ -165,7 +163,7 @@ model = nn.Embedding(4, 2, sparse=True)
 loss_of = lambda worker, version: model(torch.tensor([version])).sum()
 """,
         "pass",
-        "a sparse gradient cannot be exchanged; make the layer with sparse=False",
+        "the gradient of parameter 'weight' is sparse, which a run can't exchange; create the",
     ),
     "a large sparse gradient": (
         """
@@ -173,22 +171,30 @@ model = nn.Embedding(20_000, 2, sparse=True)
 loss_of = lambda worker, version: model(torch.tensor([version])).sum()
 """,
         "pass",
-        "a sparse gradient cannot be exchanged; make the layer with sparse=False",
+        "the gradient of parameter 'weight' is sparse, which a run can't exchange; create the",
     ),
-    "another type": ("", "model.double(); batch = wide_batch", "as after model.to()"),
-    "another type and back": ("", "model.double(); model.float()", "as after model.to()"),
+    "another type": (
+        "",
+        "model.double(); batch = wide_batch",
+        "parameter '0.weight' was moved after run.prepare()",
+    ),
+    "another type and back": (
+        "",
+        "model.double(); model.float()",
+        "parameter '0.weight' was moved after run.prepare()",
+    ),
     "another order of dimensions": (
         """
 model = nn.Conv2d(2, 2, 3)
 loss_of = lambda worker, version: model(torch.ones(1, 2, 4, 4)).sum()
 """,
         "model.to(memory_format=torch.channels_last)",
-        "as after model.to()",
+        "parameter 'weight' was moved after run.prepare()",
     ),
     "another shape": (
         "",
         "model[2].weight.data = torch.zeros(3, 8); model[2].bias.data = torch.zeros(3)",
-        "as after model.to()",
+        "parameter '2.weight' was moved after run.prepare()",
     ),
     "another large shape": (
         """
@@ -196,15 +202,19 @@ model = nn.Linear(4, 20_000)
 loss_of = lambda worker, version: model(torch.ones(1, 4)).sum()
 """,
         "model.weight.data = torch.zeros(20_001, 4); model.bias.data = torch.zeros(20_001)",
-        "a model cannot change its shape during a run",
+        "a model can't change its shape or type during a run",
     ),
-    "other memory": ("", "model[0].bias.data = torch.zeros(8)", "as after model.to()"),
+    "other memory": (
+        "",
+        "model[0].bias.data = torch.zeros(8)",
+        "parameter '0.bias' was moved after run.prepare()",
+    ),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_model_that_changes_is_refused_at_the_first_step(launch, kind):
+def test_changed_model_is_refused_at_the_first_step(launch, kind):
     setup, change, message = BROKEN[kind]
     ran = launch(
         SETUP
@@ -229,13 +239,13 @@ except paceline.SpecError as error:
     assert list(ran.trace.gradients()) == []
 
 
-# ------------------------------------------------------------------- where the script's own fails
+# ----------------------------------------------------------------------------- errors on the server
 
 STEPPING = """
 class Own(torch.optim.SGD):
     def step(self, closure=None):
         if self.state_dict()["state"] and OUT.joinpath("fail").exists():
-            raise ValueError("enough of this")
+            raise ValueError("step failed")
         return super().step(closure)
 
 model = nn.Linear(2, 1)
@@ -248,14 +258,14 @@ while not run.finished:
     optimizer.step()
     if run.version == 3:
         TROUBLE
-print("went on to its end")
+print("reached the end")
 """
 
 
 @pytest.mark.parametrize(
     ("trouble", "what"),
     [
-        ("OUT.joinpath('fail').touch()", "ValueError('enough of this')"),
+        ("OUT.joinpath('fail').touch()", "ValueError('step failed')"),
         ("optimizer.param_groups[0]['lr'] = 'a word'", "TypeError("),
         (
             "state = optimizer.state_dict(); "
@@ -266,17 +276,17 @@ print("went on to its end")
     ],
     ids=["own", "option", "state"],
 )
-def test_an_optimizer_that_fails_on_the_server_ends_the_run_in_good_order(launch, trouble, what):
+def test_optimizer_that_fails_on_the_server_ends_the_run_cleanly(launch, trouble, what):
     ran = launch(STEPPING.replace("TROUBLE", trouble), workers=2, steps=50)
     assert ran.code == 1
     assert "the run failed: update " in ran.err
     assert what in ran.err
     assert "Traceback" in ran.err
-    assert ran.out.count("went on to its end") == 2
+    assert ran.out.count("reached the end") == 2
     assert ran.trace.records[-1].reason.startswith("update ")
 
 
-def test_hooks_of_a_step_are_refused_where_they_would_never_be_called(launch):
+def test_step_hooks_are_refused_in_a_worker(launch):
     source = (
         SETUP
         + """
@@ -303,7 +313,7 @@ while not run.finished:
     )
 
 
-def test_a_traceback_begins_in_the_script(launch):
+def test_traceback_begins_in_the_script(launch):
     source = """
 def deeper():
     raise KeyError("what is missing")
@@ -325,7 +335,7 @@ deeper()
     assert "runpy" not in ran.err
 
 
-def test_what_a_script_leaves_for_its_end_is_done(launch):
+def test_exit_handlers_of_a_script_run(launch):
     source = """
 import atexit
 atexit.register(lambda: print("at the end of", "server" if run.worker < 0 else run.worker))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What scripts are in the habit of doing, and what a launcher is asked to do to them."""
+"""What scripts commonly do: evaluate, loop over epochs, save models, set seeds, fail."""
 
 import subprocess
 import sys
@@ -39,27 +39,27 @@ keep(run, seen=seen)
 
 EVALUATIONS = {
     "without gradients": "with torch.no_grad():\n        return [len(x) for (x,) in valid]",
-    "in its mode": (
+    "in eval mode": (
         "model.eval()\n    found = [len(x) for (x,) in valid]\n    model.train()\n    return found"
     ),
-    "in neither": "return [len(x) for (x,) in valid]",
+    "in neither way": "return [len(x) for (x,) in valid]",
 }
 
 
 @pytest.mark.parametrize("how", EVALUATIONS)
-def test_to_evaluate_on_a_prepared_loader_takes_one_pass(launch, how):
+def test_evaluation_on_a_prepared_loader_is_one_pass(launch, how):
     ran = launch(DATA.replace("EVALUATION", EVALUATIONS[how]), workers=2, steps=4)
     assert ran.code == 0, ran.err
     passes = [found for kept in ran.kept.values() for found in kept["seen"]]
-    if how == "in neither":  # a stream like any other: it ends with a pass of no use, or the run
+    if how == "in neither way":  # it ends after a pass without a gradient, or with the run
         assert {len(found) for found in passes} == {3, 0}
     else:
         assert passes == [[3, 3, 1]] * 10
-    if how == "in its mode":
+    if how == "in eval mode":
         assert {gradient.samples for gradient in ran.trace.gradients()} == {2}
 
 
-def test_to_train_in_the_mode_for_evaluation_does_not_end_with_a_pass(launch):
+def test_training_in_eval_mode_does_not_end_after_one_pass(launch):
     source = """
 from torch.utils.data import DataLoader, TensorDataset
 loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=2)
@@ -93,7 +93,7 @@ def step(x):
 )
 
 
-def test_a_loop_that_begins_again_for_ever_is_told_that_the_run_is_over(launch):
+def test_endlessly_restarted_loop_raises_after_the_end(launch):
     source = (
         LOADED
         + """
@@ -112,7 +112,7 @@ for x in cycle(loader):
     )
 
 
-def test_a_loop_over_epochs_may_stay(launch):
+def test_loop_over_epochs_still_works(launch):
     source = (
         LOADED
         + """
@@ -125,7 +125,7 @@ for epoch in range(1000):
     assert ran.code == 0, ran.err
 
 
-def test_numbers_that_a_script_draws_itself_differ_from_worker_to_worker(launch):
+def test_random_numbers_differ_between_workers(launch):
     source = (
         TRAINING
         + """
@@ -148,7 +148,7 @@ while not run.finished:
     assert drawn[0][:2] == [0.8444218515250481, 0.5488135039273248]  # as in a plain script
 
 
-def test_after_the_end_weights_are_the_script_s_to_change_and_load_and_save(launch):
+def test_after_the_end_a_script_may_change_load_and_save_weights(launch):
     source = (
         TRAINING
         + """
@@ -181,7 +181,7 @@ keep(run, last=last, doubled=doubled, loaded=loaded, again=again, best=list(best
     torch.testing.assert_close(ran.kept[0]["last"], ran.kept[1]["last"], rtol=0, atol=0)
 
 
-def test_a_model_that_was_saved_whole_is_loaded_without_us(launch, tmp_path):
+def test_pickled_model_loads_without_paceline(launch, tmp_path):
     source = """
 model = nn.Sequential(nn.Linear(2, 2))
 run = paceline.join()
@@ -209,8 +209,8 @@ optimizer.step()
 @pytest.mark.parametrize(
     ("often", "expected"), [("True", 0), ("run.version % 6 == 0", 5), ("run.version == 12", 5)]
 )
-def test_a_scheduler_that_is_stepped_once_an_epoch_is_warned_of_in_time(launch, often, expected):
-    """The first epoch may be the whole run, for its data has no end."""
+def test_scheduler_stepped_once_per_epoch_gives_an_early_warning(launch, often, expected):
+    """The warning can't wait for the end of an epoch: the data is endless."""
     source = (
         TRAINING
         + """
@@ -239,7 +239,7 @@ keep(run, warned=warned)
         assert message.startswith("StepLR.step() was not called in 5 steps of the optimizer")
 
 
-# ------------------------------------------------------------------------ how it ends, and as what
+# ---------------------------------------------------------------------------------- how scripts end
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ keep(run, warned=warned)
     ],
     ids=["never", "syntax", "no update", "lists", "text", "closure"],
 )
-def test_a_script_that_trains_nothing_is_a_failure(script, capsys, forkserver, source, code, what):
+def test_script_that_trains_nothing_fails(script, capsys, forkserver, source, code, what):
     path = script(source)
     run_dir = path.parent / "run"
     run_dir.mkdir()
@@ -270,7 +270,7 @@ def test_a_script_that_trains_nothing_is_a_failure(script, capsys, forkserver, s
     assert "runpy" not in err
 
 
-def test_without_worker_0_what_is_done_once_is_not_done(launch):
+def test_losing_worker_0_says_that_is_first_work_is_not_done(launch):
     trouble = """
 def trouble(run):
     if run.worker == 0 and run.version == 2:
@@ -284,7 +284,7 @@ def trouble(run):
     )
 
 
-def test_a_worker_whose_gradients_are_never_finite_is_named_once(launch):
+def test_worker_with_only_non_finite_gradients_is_named_once(launch):
     source = (
         TRAINING
         + """
@@ -301,12 +301,12 @@ while not run.finished:
     assert ran.out.count("refused a gradient of worker 1 that contains NaN or infinity") == 1
 
 
-def test_a_delay_of_a_worker_that_is_not_there_is_refused():
+def test_delay_for_an_unknown_worker_is_refused():
     with pytest.raises(SpecError, match="speaks of worker 9; the workers are 0 to 1"):
         Settings(spec=RunSpec(workers=2), slow="10ms; worker 9 x2")
 
 
-def test_processes_are_told_apart_by_their_names(launch):
+def test_processes_have_distinct_names(launch):
     source = (
         TRAINING
         + """

@@ -29,6 +29,7 @@ from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory import keep_freed_memory
 from paceline.run.tensors.prepared import Prepared
+from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
 from paceline.run.worker.data import BatchStream, samples_in_epoch
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
@@ -154,7 +155,9 @@ class WorkerRun(Run):
         prepared.check()
         training_state = self._training_state = gather(prepared.models, prepared.optimizers)
         replica = self._replica = Replica(training_state, prepared.models)
-        worker = self._worker = Worker(self._who, training_state, prepared.schedulers, replica)
+        dial = shared_memory_dialer(self._who, training_state.contents)
+        server = ServerConnection(self.worker, training_state.contents, dial)
+        worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
         for scheduler in prepared.schedulers:
@@ -294,11 +297,11 @@ class ServerRun(Run):
 
 
 def _with_samples(settings: Settings, loaders: list[Any]) -> Settings:
-    """The settings with epochs said in samples."""
+    """Return the settings with a number of samples instead of epochs."""
     if settings.epochs is None:
         return settings
     sizes = [size for loader in loaders if (size := samples_in_epoch(loader))]
     if not sizes:
-        raise SpecError("how long an epoch is cannot be told without a loader; use --steps")
+        raise SpecError("--epochs needs a loader whose length is known; use --steps instead")
     spec = replace(settings.spec, samples=round(settings.epochs * sizes[0]))
     return msgspec.structs.replace(settings, spec=spec, epochs=None)

@@ -17,7 +17,7 @@ from paceline.run.tensors.layout import gather
 from paceline.run.worker.replica import Replica
 
 
-class Scene:
+class Bench:
     """A replica of a small model with its slot and two parameter buffers."""
 
     def __init__(self, stage):
@@ -26,26 +26,30 @@ class Scene:
             nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 5000), nn.Linear(2, 2)
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.common = gather([self.model], [self.optimizer])
-        self.replica = Replica(self.common, [self.model], stage=stage)
-        self.store = InProcessStore(self.common.contents)
-        self.slot = self.store.new_accumulator()
-        self.replica.set_slot(self.slot)
-        self.places = [self.store.new_buffer().views for _ in range(2)]
+        self.state = gather([self.model], [self.optimizer])
+        self.replica = Replica(self.state, [self.model], stage=stage)
+        self.share(buffers=2)
         self.touched = []
         self.replica.on_gradients(self.touched.append)
-        for place, factor in zip(self.places, (1.0, 2.0), strict=True):
-            for view, own in zip(place.parameters[0], self.common.parameters[0], strict=True):
+        for views, factor in zip(self.buffers, (1.0, 2.0), strict=True):
+            for view, own in zip(views.parameters[0], self.state.parameters[0], strict=True):
                 view.copy_(own.detach() * factor)
-            for view, own in zip(place.buffers, self.common.buffers, strict=True):
+            for view, own in zip(views.buffers, self.state.buffers, strict=True):
                 view.copy_(own + factor)
 
-    def turn(self, place, passes=1, set_to_none=True):
+    def share(self, buffers):
+        """Allocate a slot and parameter buffers."""
+        store = InProcessStore(self.state.contents)
+        self.slot = store.new_accumulator()
+        self.buffers = [store.new_buffer().views for _ in range(buffers)]
+        self.replica.set_slot(self.slot)
+
+    def turn(self, buffer, passes=1, set_to_none=True):
         """Compute a gradient; return what `collect` returned, and what is in the slot."""
-        self.replica.load(self.places[place])
+        self.replica.load(self.buffers[buffer])
         self.optimizer.zero_grad(set_to_none=set_to_none)
         for number in range(passes):
-            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * place + number))
+            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * buffer + number))
             self.model[:3](x).square().mean().backward()
         with torch.no_grad():
             unused, sq_norm = self.replica.collect(0)
@@ -58,7 +62,7 @@ TURNS = [(0, 1, True), (1, 1, True), (1, 3, True), (0, 2, False), (0, 1, False)]
 
 
 def test_staged_and_pointed_parameters_give_the_same_numbers():
-    staged, pointed = Scene(stage=True), Scene(stage=False)
+    staged, pointed = Bench(stage=True), Bench(stage=False)
     for turn in TURNS:
         torch.testing.assert_close(staged.turn(*turn), pointed.turn(*turn))
         ours = [p.detach() for p in staged.model.parameters()]
@@ -68,14 +72,14 @@ def test_staged_and_pointed_parameters_give_the_same_numbers():
 
 @pytest.mark.parametrize("stage", [True, False])
 def test_collected_gradient_is_what_a_plain_model_computes(stage):
-    scene, plain = Scene(stage), Scene(stage).model
+    bench, plain = Bench(stage), Bench(stage).model
     with torch.no_grad():
         for p in plain.parameters():
             p.mul_(2.0)
         for buffer in plain[1].buffers():
             if buffer.is_floating_point():
                 buffer.add_(2.0)
-    unused, sq_norm, gradients, rest = scene.turn(place=1)
+    unused, sq_norm, gradients, rest = bench.turn(buffer=1)
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10))
     plain[:3](x).square().mean().backward()
     grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in plain.parameters()]
@@ -87,59 +91,59 @@ def test_collected_gradient_is_what_a_plain_model_computes(stage):
 
 def test_only_pointed_parameters_change_their_address():
     for stage in (True, False):
-        scene = Scene(stage)
-        before = [p.data_ptr() for p in scene.model.parameters()]
-        scene.replica.load(scene.places[0])
-        stayed = [p.data_ptr() for p in scene.model.parameters()] == before
+        bench = Bench(stage)
+        before = [p.data_ptr() for p in bench.model.parameters()]
+        bench.replica.load(bench.buffers[0])
+        stayed = [p.data_ptr() for p in bench.model.parameters()] == before
         assert stayed == stage
 
 
 def test_parameter_that_its_module_changes_is_copied():
     torch.manual_seed(0)
     model = nn.Embedding(3, 2, max_norm=0.1)
-    common = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-    replica = Replica(common, [model])
+    state = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    replica = Replica(state, [model])
     own = model.weight.data_ptr()
-    replica.load(InProcessStore(common.contents).new_buffer().views)
+    replica.load(InProcessStore(state.contents).new_buffer().views)
     assert model.weight.data_ptr() == own
     model(torch.tensor([0]))
 
 
 def test_norm_of_a_huge_gradient_is_finite_and_of_a_non_finite_one_is_not():
-    scene = Scene(stage=False)
-    scene.replica.load(scene.places[0])
+    bench = Bench(stage=False)
+    bench.replica.load(bench.buffers[0])
     for value, is_finite in ((1e30, True), (float("inf"), False), (float("nan"), False)):
-        for p in scene.model.parameters():
+        for p in bench.model.parameters():
             p.grad = torch.full_like(p, value)
         with torch.no_grad():
-            _, sq_norm = scene.replica.collect(0)
+            _, sq_norm = bench.replica.collect(0)
         assert torch.tensor(sq_norm, dtype=torch.float64).isfinite() == is_finite
 
 
 # --------------------------------------------------------------------------------- what is measured
 
 
-def scale(scene):
-    scene.large.mul_(3.0)
+def scale(bench):
+    bench.large.mul_(3.0)
 
 
-def scale_unnoticed(scene):
+def scale_unnoticed(bench):
     """Change it as `GradScaler` and some scripts do: torch's version counter misses it."""
-    before = scene.large._version
-    scene.large.data.mul_(3.0)
-    assert scene.large._version == before
+    before = bench.large._version
+    bench.large.data.mul_(3.0)
+    assert bench.large._version == before
 
 
-def replace(scene):
-    scene.model[2].weight.grad = torch.full_like(scene.large, 0.5)
+def replace(bench):
+    bench.model[2].weight.grad = torch.full_like(bench.large, 0.5)
 
 
-def remove(scene):
-    scene.model[2].weight.grad = None
+def remove(bench):
+    bench.model[2].weight.grad = None
 
 
-class Measured(Scene):
-    """A scene in which the large gradient changes after the backward pass."""
+class Measured(Bench):
+    """A bench on which the large gradient changes after the backward pass."""
 
     @property
     def large(self):
@@ -147,7 +151,7 @@ class Measured(Scene):
 
     def norms(self, factor, change):
         """Return the squared norm from `collect`, and that of the slot."""
-        self.replica.load(self.places[0])
+        self.replica.load(self.buffers[0])
         self.optimizer.zero_grad()
         (self.model[:3](torch.ones(6, 4)).square().mean() * factor).backward()
         change(self)
@@ -163,72 +167,69 @@ class Measured(Scene):
     ids=lambda f: f.__name__,
 )
 def test_norm_is_that_of_the_gradient_in_the_slot(stage, change):
-    scene = Measured(stage)
+    bench = Measured(stage)
     for factor in (1.0, 2.0):
-        sq_norm, expected = scene.norms(factor, change)
+        sq_norm, expected = bench.norms(factor, change)
         assert sq_norm == pytest.approx(expected, rel=1e-4)
 
 
 def test_gradient_that_the_script_repairs_is_measured_again():
-    scene = Measured(stage=False)
+    bench = Measured(stage=False)
     with torch.no_grad():
-        scene.places[0].parameters[0][2].fill_(float("inf"))  # makes its gradient infinite
-    sq_norm, expected = scene.norms(1.0, lambda _: None)
+        bench.buffers[0].parameters[0][2].fill_(float("inf"))  # makes its gradient infinite
+    sq_norm, expected = bench.norms(1.0, lambda _: None)
     assert not isfinite(sq_norm)
     del expected
 
-    def repair(scene):
-        for p in scene.model.parameters():
+    def repair(bench):
+        for p in bench.model.parameters():
             if p.grad is not None:
                 p.grad.data.nan_to_num_(nan=2.0, posinf=2.0, neginf=2.0)
 
-    sq_norm, expected = scene.norms(1.0, repair)
+    sq_norm, expected = bench.norms(1.0, repair)
     assert sq_norm == pytest.approx(expected, rel=1e-4)
 
 
 def test_only_a_new_nan_in_a_buffer_makes_the_norm_non_finite():
-    scene = Scene(stage=False)
-    assert isfinite(scene.turn(0)[1])
-    mean = scene.model[1].running_mean
-    scene.replica.load(scene.places[0])
-    scene.optimizer.zero_grad()
-    scene.model[:3](torch.ones(6, 4)).square().mean().backward()
+    bench = Bench(stage=False)
+    assert isfinite(bench.turn(0)[1])
+    mean = bench.model[1].running_mean
+    bench.replica.load(bench.buffers[0])
+    bench.optimizer.zero_grad()
+    bench.model[:3](torch.ones(6, 4)).square().mean().backward()
     mean[3] = float("nan")
     with torch.no_grad():
-        assert not isfinite(scene.replica.collect(0)[1])
-    scene.places[0].buffers[0][3] = float("nan")
-    assert isfinite(scene.turn(0)[1])
-    assert scene.slot.buffers[0][3].isnan()
+        assert not isfinite(bench.replica.collect(0)[1])
+    bench.buffers[0].buffers[0][3] = float("nan")
+    assert isfinite(bench.turn(0)[1])
+    assert bench.slot.buffers[0][3].isnan()
 
 
 def test_infinite_buffer_is_allowed():
     """Attention masks are."""
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.full((3,), float("-inf")))
-    scene = Scene.__new__(Scene)
-    scene.model, scene.common = model, gather([model], [torch.optim.SGD(model.parameters(), 0.1)])
-    scene.replica = Replica(scene.common, [model])
-    scene.store = InProcessStore(scene.common.contents)
-    scene.slot = scene.store.new_accumulator()
-    scene.replica.set_slot(scene.slot)
-    scene.places = [scene.store.new_buffer().views]
-    scene.places[0].buffers[0].copy_(model.mask)
-    scene.replica.on_gradients(lambda _: None)
-    scene.replica.load(scene.places[0])
+    bench = Bench.__new__(Bench)
+    bench.model, bench.state = model, gather([model], [torch.optim.SGD(model.parameters(), 0.1)])
+    bench.replica = Replica(bench.state, [model])
+    bench.share(buffers=1)
+    bench.buffers[0].buffers[0].copy_(model.mask)
+    bench.replica.on_gradients(lambda _: None)
+    bench.replica.load(bench.buffers[0])
     model(torch.ones(1, 2)).sum().backward()
     with torch.no_grad():
-        assert isfinite(scene.replica.collect(0)[1])
+        assert isfinite(bench.replica.collect(0)[1])
 
 
 def test_gradient_whose_first_block_is_zero_is_measured_again(monkeypatch):
     monkeypatch.setattr(sums, "BLOCK", 1000)
-    scene = Measured(stage=False)
+    bench = Measured(stage=False)
 
-    scene.replica.load(scene.places[0])
-    scene.optimizer.zero_grad()
-    (scene.model[2](torch.ones(1, 8))[0, 3000:].sum()).backward()  # zeros before element 24,000
-    scene.large.data.mul_(3.0)
+    bench.replica.load(bench.buffers[0])
+    bench.optimizer.zero_grad()
+    (bench.model[2](torch.ones(1, 8))[0, 3000:].sum()).backward()  # zeros before element 24,000
+    bench.large.data.mul_(3.0)
     with torch.no_grad():
-        _, sq_norm = scene.replica.collect(0)
-    expected = float(sum(v.double().square().sum() for v in scene.slot.parameters[0]))
+        _, sq_norm = bench.replica.collect(0)
+    expected = float(sum(v.double().square().sum() for v in bench.slot.parameters[0]))
     assert sq_norm == pytest.approx(expected)

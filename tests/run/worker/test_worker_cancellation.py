@@ -144,7 +144,7 @@ keep(run, fates=fates)
     assert ran.kept[1]["fates"][0] == "cancelled"
 
 
-def test_turn_cancelled_by_a_stop_is_not_assigned(tmp_path):
+def test_end_of_the_run_sends_neither_assignment_nor_cancellation(tmp_path):
     """One worker is two updates ahead when the other delivers the last samples of the run."""
 
     def train(harness):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A worker's tensors: its models point at the server's parameters, its gradients at its slot.
+"""A worker's tensors: parameters that point at the server's memory, gradients in the slot.
 
-The parameters of the script's models are pointed at the memory in which the server wrote them: to
-load a version is to point at another place, or to do nothing where the server made the update in
-place. That memory is for reading only. Gradients are moved to the slot as the backward pass makes
-them, one parameter at a time, and measured while they are in the cache.
+The parameters of the script's models point at the memory to which the server writes them. Loading a
+version means pointing at another buffer, or nothing at all if the server made the update in place.
+That memory is read-only. Gradients move to the slot while the backward pass makes them, one
+parameter at a time, and are measured while they are in the cache.
 
-Parameters on another device, and those that a module changes by itself, are copied instead.
+Parameters on another device, and those that a module changes itself, are copied instead.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,39 +28,40 @@ from paceline.run.tensors.sums import blocks, square
 __all__ = ["Replica"]
 
 
-Home = tuple[dict[str, Tensor | None], str]  # where a module keeps a buffer, and as what
+BufferEntry = tuple[dict[str, Tensor | None], str]  # a module's dictionary of buffers, and a name
 
 
 class Replica:
     """The tensors of one worker."""
 
     def __init__(
-        self, common: TrainingState, models: Sequence[nn.Module], stage: bool = False
+        self, state: TrainingState, models: Sequence[nn.Module], stage: bool = False
     ) -> None:
-        """With `stage` all parameters are treated as if they were on another device."""
+        """With `stage`, treat all parameters as if they were on another device."""
         self.models = models
-        self._common = common
+        self.optimizers = state.optimizers
+        self._state = state
         self._is_detached = False
-        self._at: Views | None = None  # where the parameters point at
+        self._at: Views | None = None  # what the parameters point at
         self._addresses: list[list[int]] = []  # of the parameters, by optimizer
         self._pointed: list[tuple[int, int, Tensor]] = []
         self._copied: list[tuple[int, int, Tensor]] = []
         self._staged: set[int] = set()
-        self._measured: dict[Tensor, _Measured] = {}  # large gradients, by where they lie
-        self._buffers = _homes(common.buffers, models)
-        self._counters = _homes(common.counters, models)
+        self._measured: dict[Tensor, _Measured] = {}  # large gradients, by their view
+        self._buffers = _entries_of(state.buffers, models)
+        self._counters = _entries_of(state.counters, models)
         copied_ids = {id(tensor) for tensor in _written_by_modules(models)}
-        for i, own in enumerate(common.parameters):
+        for i, own in enumerate(state.parameters):
             for j, parameter in enumerate(own):
                 if stage or parameter.device.type != "cpu":
                     self._staged.add(id(parameter))
-                moves = id(parameter) in copied_ids | self._staged
-                (self._copied if moves else self._pointed).append((i, j, parameter))
+                is_copied = id(parameter) in copied_ids | self._staged
+                (self._copied if is_copied else self._pointed).append((i, j, parameter))
 
     @torch.no_grad()
     def load_constants(self, constants: Sequence[Tensor]) -> None:
         """Load the parameters that no optimizer steps; they never change."""
-        for own, value in zip(self._common.constants, constants, strict=True):
+        for own, value in zip(self._state.constants, constants, strict=True):
             own.copy_(value)
 
     def set_slot(self, slot: Views) -> None:
@@ -74,17 +75,17 @@ class Replica:
         if views is not self._at:
             self._at = views
             self.load_again()
-            self._addresses = [[p.data_ptr() for p in own] for own in self._common.parameters]
+            self._addresses = [[p.data_ptr() for p in own] for own in self._state.parameters]
         else:
             self._copy_from(views)
         if views.buffers:
-            torch._foreach_copy_(_kept(self._buffers), views.buffers)
+            torch._foreach_copy_(_tensors_in(self._buffers), views.buffers)
         if views.counters:
-            torch._foreach_copy_(_kept(self._counters), views.counters)
+            torch._foreach_copy_(_tensors_in(self._counters), views.counters)
 
     @torch.no_grad()
     def load_again(self) -> None:
-        """Have the parameters that were loaded last, whatever was put in their place."""
+        """Load the same parameters once more, whatever the script has replaced them with."""
         assert self._at is not None
         for i, j, parameter in self._pointed:
             parameter.data = self._at.parameters[i][j]
@@ -92,13 +93,16 @@ class Replica:
 
     @torch.no_grad()
     def detach(self) -> None:
-        """The run is over: the parameters are ours to change. They lie in the slot from now on."""
+        """Give the script parameters that it may change, because the run is over.
+
+        They are in the slot from now on.
+        """
         assert self._at is not None
-        for i, own in enumerate(self._common.parameters):
+        for i, own in enumerate(self._state.parameters):
             for parameter in own:
                 parameter.grad = None
-            for there, here in zip(self._at.flats[i], self._slot.flats[i], strict=True):
-                here.copy_(there)
+            for source, target in zip(self._at.flats[i], self._slot.flats[i], strict=True):
+                target.copy_(source)
         self._at, self._slot = self._slot, self._at
         self._is_detached = True
         self.load_again()
@@ -108,60 +112,58 @@ class Replica:
             parameter.copy_(views.parameters[i][j])
 
     def fill_gaps(self) -> None:
-        """Give parameters that have no gradient one of zeros, for scripts that look at it."""
-        for i, own in enumerate(self._common.parameters):
+        """Give every parameter without a gradient one of zeros, for scripts that read it."""
+        for i, own in enumerate(self._state.parameters):
             for j, parameter in enumerate(own):
                 if parameter.grad is None and parameter.requires_grad:
-                    away = id(parameter) in self._staged or self._is_detached
+                    is_separate = id(parameter) in self._staged or self._is_detached
                     view = self._slot.parameters[i][j]
-                    parameter.grad = torch.zeros_like(parameter) if away else view.zero_()
+                    parameter.grad = torch.zeros_like(parameter) if is_separate else view.zero_()
 
-    def on_gradients(self, then: Callable[[int], None]) -> None:
-        """Move each new gradient to the slot; then call with the number of its optimizer."""
-        for i, own in enumerate(self._common.parameters):
+    def on_gradients(self, callback: Callable[[int], None]) -> None:
+        """Move each new gradient to the slot, then call back with the number of its optimizer."""
+        for i, own in enumerate(self._state.parameters):
             for j, parameter in enumerate(own):
                 if parameter.requires_grad:
-                    self._watch(parameter, i, j, then)
+                    self._add_hook(parameter, i, j, callback)
 
-    def _watch(
-        self, parameter: Tensor, optimizer: int, number: int, then: Callable[[int], None]
+    def _add_hook(
+        self, parameter: Tensor, optimizer: int, number: int, callback: Callable[[int], None]
     ) -> None:
-        waits = id(parameter) in self._staged or parameter.nbytes <= SMALL_BYTES
+        is_collected = id(parameter) in self._staged or parameter.nbytes <= SMALL_BYTES
 
         def on_gradient(parameter: Tensor) -> None:
-            if not waits and not self._is_detached:
+            if not is_collected and not self._is_detached:
                 grad, view = parameter.grad, self._slot.parameters[optimizer][number]
-                # One that has a graph of its own (create_graph) must stay what it is.
+                # A gradient that has a graph (create_graph) must stay the same tensor.
                 if grad is not view and grad is not None and not grad.requires_grad:
-                    _check(grad, view)
+                    self._check(grad, optimizer, number)
                     self._measured[view] = _move(grad, view)
                     parameter.grad = view
-            then(optimizer)
+            callback(optimizer)
 
         # torch has no types for this, so:
         parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
 
     def collect(self, optimizer: int) -> tuple[tuple[int, ...], float]:
-        """See that everything is in the slot.
+        """Complete the gradient of this optimizer in the slot.
 
-        Returns the parameters of this optimizer that have no gradient, and the squared norm of all
-        others; it is not finite if any number among them is not, or a buffer was spoilt.
+        Returns its parameters that have no gradient, and the squared norm of the others. The norm
+        isn't finite if a number in the gradient isn't, or if a module buffer has become NaN.
         """
         unused, targets, grads = [], [], []
         views = self._slot.parameters[optimizer]
-        own = self._common.parameters[optimizer]
-        if [parameter.data_ptr() for parameter in own] != self._addresses[optimizer]:
-            raise SpecError(
-                "a parameter lies elsewhere than run.prepare() had put it, as after model.to() or "
-                "parameter.data = ...; what it holds now is not what the run trains: do that before"
-            )
+        own = self._state.parameters[optimizer]
+        addresses = [parameter.data_ptr() for parameter in own]
+        if addresses != self._addresses[optimizer]:
+            raise self._moved(optimizer, addresses)
         for j, parameter in enumerate(own):
             grad, view = parameter.grad, views[j]
             if grad is None:
                 unused.append(j)
                 view.zero_()
             elif grad is not view:
-                _check(grad, view)
+                self._check(grad, optimizer, j)
                 targets.append(view)
                 grads.append(grad.detach() if grad.requires_grad else grad)
         if grads:
@@ -169,23 +171,23 @@ class Replica:
         sq_norm = sum(map(square, self._slot.small_flats[optimizer]))
         sq_norm += sum(self._square_of(view) for view in views if view.nbytes > SMALL_BYTES)
         if self._slot.buffers:
-            torch._foreach_copy_(self._slot.buffers, _kept(self._buffers))
+            torch._foreach_copy_(self._slot.buffers, _tensors_in(self._buffers))
         if self._slot.counters:
-            torch._foreach_copy_(self._slot.counters, _kept(self._counters))
-        if isfinite(sq_norm) and self._has_spoilt_buffers():
+            torch._foreach_copy_(self._slot.counters, _tensors_in(self._counters))
+        if isfinite(sq_norm) and self._has_new_nan():
             sq_norm = nan
         return tuple(unused), sq_norm
 
-    def _has_spoilt_buffers(self) -> bool:
-        """Whether a NaN has come into the buffers; one that was there before is the script's."""
+    def _has_new_nan(self) -> bool:
+        """Return whether this turn put a NaN into the module buffers."""
         assert self._at is not None
         return _has_nan(self._slot.buffer_flats) and not _has_nan(self._at.buffer_flats)
 
     def _square_of(self, view: Tensor) -> float:
-        """The squared norm of what lies there, measured again only if the script has changed it."""
+        """Return the squared norm of a gradient; measure it again only if it has changed."""
         now = flat(view)
         known = self._measured.get(view)
-        # Some things change a tensor unseen (GradScaler, `grad.data`): look at the first block too.
+        # GradScaler and `grad.data` change a tensor unnoticed, so compare the first block, too.
         if (
             known is None
             or known.edition != view._version
@@ -196,17 +198,44 @@ class Replica:
             return square(now)
         return known.sq_norm
 
+    def _check(self, grad: Tensor, optimizer: int, number: int) -> None:
+        """Raise SpecError if the gradient can't be moved to the slot."""
+        view = self._slot.parameters[optimizer][number]
+        if grad.is_sparse:
+            raise SpecError(
+                f"the gradient of {self._name(optimizer, number)} is sparse, which a run can't "
+                "exchange; create the layer with sparse=False"
+            )
+        if grad.shape != view.shape or grad.dtype != view.dtype:
+            raise SpecError(
+                f"{self._name(optimizer, number)} was {view.dtype}{list(view.shape)} in "
+                f"run.prepare(), but its gradient is {grad.dtype}{list(grad.shape)}; a model can't "
+                "change its shape or type during a run"
+            )
+
+    def _moved(self, optimizer: int, addresses: list[int]) -> SpecError:
+        pairs = zip(addresses, self._addresses[optimizer], strict=True)
+        number = next(number for number, (now, before) in enumerate(pairs) if now != before)
+        return SpecError(
+            f"{self._name(optimizer, number)} was moved after run.prepare(), as model.to() and "
+            "parameter.data = ... do, so the run no longer trains it; move it before run.prepare()"
+        )
+
+    def _name(self, optimizer: int, number: int) -> str:
+        spec = self._state.contents.optimizers[optimizer].parameters[number]
+        return f"parameter {spec.name!r}"
+
 
 class _Measured(NamedTuple):
-    """What a gradient in the slot was like when it had been moved there."""
+    """What a gradient was like when it was moved to the slot."""
 
-    edition: int  # of its memory: how often torch had seen it change
-    first: float  # the squared norm of its first block
+    edition: int  # torch's count of changes to the tensor
+    first: float  # squared norm of its first block
     sq_norm: float
 
 
 def _move(grad: Tensor, view: Tensor) -> _Measured:
-    """Copy a gradient there, and measure each block of it on the way."""
+    """Copy a gradient to the slot, and measure each block on the way."""
     if grad.stride() != view.stride():
         view.copy_(grad)
         grad = view
@@ -218,33 +247,23 @@ def _move(grad: Tensor, view: Tensor) -> _Measured:
     return _Measured(view._version, squares[0], sum(squares))
 
 
-def _check(grad: Tensor, view: Tensor) -> None:
-    if grad.is_sparse:
-        raise SpecError("a sparse gradient cannot be exchanged; make the layer with sparse=False")
-    if grad.shape != view.shape or grad.dtype != view.dtype:
-        raise SpecError(
-            f"a parameter was {view.dtype}{list(view.shape)} in run.prepare() and its gradient is "
-            f"{grad.dtype}{list(grad.shape)} now; a model cannot change its shape during a run"
-        )
-
-
-def _homes(buffers: Sequence[Tensor], models: Iterable[nn.Module]) -> list[Home]:
-    """Where these are kept: a module may put another tensor in the place of a buffer."""
-    found: dict[int, Home] = {
+def _entries_of(buffers: Sequence[Tensor], models: Iterable[nn.Module]) -> list[BufferEntry]:
+    """Return where modules keep these buffers: a module may replace the tensor there."""
+    found: dict[int, BufferEntry] = {
         id(buffer): (module._buffers, name)
         for model in models
         for module in model.modules()
         for name, buffer in module._buffers.items()
     }
-    homes = [found[id(buffer)] for buffer in buffers]
-    for (home, name), buffer in zip(homes, buffers, strict=True):
-        if 0 in buffer.stride():  # expanded, so there is not a place for each number
-            home[name] = buffer.contiguous()
-    return homes
+    entries = [found[id(buffer)] for buffer in buffers]
+    for (own, name), buffer in zip(entries, buffers, strict=True):
+        if 0 in buffer.stride():  # expanded: several elements share one number
+            own[name] = buffer.contiguous()
+    return entries
 
 
-def _kept(homes: list[Home]) -> list[Tensor]:
-    return [home[name] for home, name in homes]  # type: ignore[misc] # none of them is None
+def _tensors_in(entries: list[BufferEntry]) -> list[Tensor]:
+    return [own[name] for own, name in entries]  # type: ignore[misc] # none of them is None
 
 
 def _has_nan(flats: list[Tensor]) -> bool:
@@ -252,7 +271,7 @@ def _has_nan(flats: list[Tensor]) -> bool:
 
 
 def _written_by_modules(models: Iterable[nn.Module]) -> list[Tensor]:
-    """Parameters that a module changes in its forward pass, so that each worker needs its own."""
+    """Return the parameters that a module changes in its forward pass: each worker needs a copy."""
     return [
         module.weight
         for model in models

@@ -25,9 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
-from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
-from paceline.run.tensors.layout import TrainingState
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.worker.connection import ServerConnection
 from paceline.run.worker.data import Batches
@@ -66,30 +64,35 @@ class Worker:
 
     def __init__(
         self,
-        identity: Identity,
-        training_state: TrainingState,
-        schedulers: Sequence[LRScheduler],
+        number: int,
         replica: Replica,
+        schedulers: Sequence[LRScheduler],
+        server: ServerConnection,
     ) -> None:
         """Join the run; raises ProtocolError if the server refuses this worker."""
-        assert identity.worker is not None
-        self.number = identity.worker
+        self.number = number
         self.version = 0
         self.last: Last | None = None
-        self.batches = Batches(len(training_state.optimizers), replica.models)
-        self._settings = OptimizerSettings(training_state.optimizers, schedulers)
+        self.batches = Batches(len(replica.optimizers), replica.models)
+        self.position = PositionTracker()
+        self._settings = OptimizerSettings(replica.optimizers, schedulers)
         self._replica = replica
-        self._server = ServerConnection(identity, training_state.contents, replica)
-        self.welcome = self._server.join()
+        self._server = server
+        self._join()
         self._state = WorkerState()
         self._assignment: messages.Assignment | None = None  # of the current turn; None iff idle
         self._early: messages.Assignment | None = None  # arrived before the last turn was closed
         self._polled_at = 0.0
         self._clock = TurnClock(self.welcome.slow, self.number, self.welcome.seed)
         self._scalars = LoggedScalars()
-        self.position = PositionTracker()
-        self.position.move_to(self.welcome.position)
         self._checkpoint = 0  # wants our position when the present wait is over; 0: none does
+
+    def _join(self) -> None:
+        """Join a server, at the position that it knows; raises PeerLost if none appears."""
+        self.welcome, opened = self._server.join()
+        self._replica.set_slot(opened.slot)
+        self._replica.load_constants(opened.constants)
+        self.position.move_to(self.welcome.position)
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +160,7 @@ class Worker:
 
     def _wait_until_due(self) -> bool:
         """Wait out an injected delay; return whether the gradient is still wanted after it."""
-        while self._server.wait_readable(self._clock.remaining_s):
+        while self._server.end.wait_readable(self._clock.remaining_s):
             self._receive_notice()
             if self._state.is_worthless:
                 return False
@@ -180,11 +183,11 @@ class Worker:
         """Send the report; a server that left because the run has ended doesn't need it."""
         try:
             if isinstance(report, messages.GradientReport) and not report.cancelled:
-                self._server.announce(report)
+                self._server.end.announce(report)
             else:
-                self._server.send(report)
+                self._server.end.send(report)
         except PeerLost:
-            while self._server.wait_readable(0.0) and not self.is_over:
+            while self._server.end.wait_readable(0.0) and not self.is_over:
                 self._receive_notice()
             if not self.is_over:
                 raise
@@ -237,12 +240,10 @@ class Worker:
     def _poll_worthless(self) -> bool:
         """Return whether the gradient is no longer wanted; polls the server now and then."""
         now = monotonic()
-        if now - self._polled_at > POLL_S:
+        if now - self._polled_at > POLL_S and self._state.connection is not Connection.LOST:
             self._polled_at = now
             try:
-                while self._state.connection is not Connection.LOST and self._server.wait_readable(
-                    0.0
-                ):
+                while self._server.end.wait_readable(0.0):
                     self._receive_notice()
             except PeerLost:
                 self._state.apply(WorkerEvent.SERVER_LOST)
@@ -300,11 +301,10 @@ class Worker:
         return message
 
     def _rejoin(self) -> None:
-        """Join the next server, at the position that it knows; raises PeerLost if none comes."""
-        self.welcome = self._server.join()
+        """Join the server that replaces the lost one."""
+        self._join()
         self._state.apply(WorkerEvent.REJOINED)
-        self._early = None  # it was from the server that was lost
-        self.position.move_to(self.welcome.position)
+        self._early = None  # it was from the lost server
 
     def _keep_for_later(self, message: messages.Assignment) -> None:
         """Keep an assignment that arrives before the last turn is closed."""
@@ -314,14 +314,14 @@ class Worker:
 
     def _load(self, answer: Answer) -> None:
         """Load the version, the schedulers and the options that the answer names."""
-        self._replica.load(self._server.fetch(answer))
+        self._replica.load(self._server.end.fetch(answer))
         self.version = answer.version
         self._checkpoint = answer.position_wanted
         if isinstance(answer, messages.Assignment):
             self._settings.follow(answer.steps, answer.options)
             self._assignment = answer
             self._state.apply(WorkerEvent.ASSIGNED)
-            self._clock.begin(answer.asked_at if self._server.shares_clock else None)
+            self._clock.begin(answer.asked_at if self._server.end.shares_clock else None)
         else:
             self._settings.follow(answer.steps, ())
             self._replica.detach()
@@ -337,26 +337,26 @@ class Worker:
 
     def _send_position(self, checkpoint: int) -> None:
         with suppress(PeerLost):  # the next message will notice
-            self._server.send(messages.PositionReport(checkpoint, self.position.encode()))
+            self._server.end.send(messages.PositionReport(checkpoint, self.position.encode()))
 
     # ------------------------------------------------------------------------- states on the server
 
     def optimizer_state(self, optimizer: int) -> dict[str, Any]:
         """Return the state of the server's optimizer."""
         request = messages.StateRequest("optimizer", optimizer)
-        state: dict[str, Any] = self._request(lambda: self._server.send(request))
+        state: dict[str, Any] = self._request(lambda: self._server.end.send(request))
         return state
 
     def load_optimizer_state(self, optimizer: int, state: dict[str, Any]) -> None:
         """Load a state into the server's optimizer."""
         has_begun = self.last is not None
-        self._request(lambda: self._server.send_state(optimizer, state, has_begun))
+        self._request(lambda: self._server.end.send_state(optimizer, state, has_begun))
         self._settings.adopt(optimizer, state)
 
     def averages(self) -> list[list[Tensor]]:
         """Return the moving average of the parameters, by optimizer."""
         request = messages.StateRequest("average")
-        averages: list[list[Tensor]] = self._request(lambda: self._server.send(request))
+        averages: list[list[Tensor]] = self._request(lambda: self._server.end.send(request))
         return averages
 
     def _request(self, send: Callable[[], None]) -> Any:
@@ -367,10 +367,10 @@ class Worker:
             try:
                 send()
                 return self._wait_for_state()
-            except PeerLost:
+            except PeerLost as error:
                 self._state.apply(WorkerEvent.SERVER_LOST)
                 if self.is_over:
-                    raise
+                    raise PeerLost(f"worker {self.number} lost the server: {error}") from None
 
     def _wait_for_state(self) -> Any:
         while not isinstance(message := self._server.receive(), messages.StateReply):
@@ -378,4 +378,4 @@ class Worker:
                 self._keep_for_later(message)
             elif not self._handle_notice(message):
                 raise ProtocolError(f"expected a state, got {message!r}")
-        return self._server.receive_state(message)
+        return self._server.end.receive_state(message)
