@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Joining a server that is late, refuses, or dies; on the in-process transport, without waiting."""
+
+import pytest
+import torch
+import torch._dynamo  # optimizers import it, and it sets an environment variable
+from torch import nn
+
+from paceline.errors import PeerLost, ProtocolError
+from paceline.release import RELEASE
+from paceline.run.net import messages
+from paceline.run.net.in_process import InProcessNetwork, InProcessStore
+from paceline.run.tensors.layout import gather
+from paceline.run.worker import connection
+from paceline.run.worker.connection import CONNECT_TIMEOUT_S, QUIET_S, ServerConnection
+
+MODEL = nn.Linear(2, 1)
+SPEC = gather([MODEL], [torch.optim.SGD(MODEL.parameters(), lr=0.1)]).contents
+WELCOME = messages.Welcome(workers=2, slow="", seed=0, requeue=True, averages=False)
+
+
+class Servers:
+    """What answers each attempt to connect: None for nobody, or messages that are sent at once."""
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+        self._network = InProcessNetwork(InProcessStore(SPEC))
+        self.peers = []
+        self.connection = ServerConnection(3, SPEC, self.dial)
+
+    def dial(self):
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if answer is None:
+            raise PeerLost("no server at unix:@here")
+        end = self._network.connect()
+        peer = self._network._peers[-1]
+        self.peers.append(peer)
+        for message in answer:
+            if isinstance(message, messages.Welcome):
+                peer.open_slot(message)
+            else:
+                peer.send(message)
+        if not answer:
+            self._network.close(peer)
+        return end
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that moves only when the connection sleeps."""
+    time = [0.0]
+
+    def sleep(seconds):
+        time[0] += seconds
+
+    monkeypatch.setattr(connection, "monotonic", lambda: time[0])
+    monkeypatch.setattr(connection, "sleep", sleep)
+    return time
+
+
+def test_worker_joins_with_its_spec_and_gets_a_slot():
+    servers = Servers([WELCOME])
+    welcome, opened = servers.connection.join()
+    assert welcome == WELCOME
+    assert [p.shape for p in opened.slot.parameters[0]] == [(1, 2), (1,)]
+    assert list(servers.peers[0].receive_nowait()) == [messages.Join(3, RELEASE, SPEC)]
+
+
+def test_worker_waits_for_a_server_that_is_still_starting(now, capsys):
+    servers = Servers(None, None, None, [WELCOME])
+    assert servers.connection.join()[0] == WELCOME
+    assert 0 < now[0] < QUIET_S
+    assert capsys.readouterr().err == ""
+
+
+def test_long_wait_is_explained_once(now, capsys):
+    servers = Servers(*[None] * 100, [WELCOME])
+    servers.connection.join()
+    assert now[0] > 2 * QUIET_S
+    assert capsys.readouterr().err == "waiting for the server: no server at unix:@here\n"
+
+
+def test_worker_gives_up_when_no_server_appears(now):
+    servers = Servers(None)
+    with pytest.raises(PeerLost, match="worker 3 found no server: no server at unix:@here"):
+        servers.connection.join()
+    assert CONNECT_TIMEOUT_S < now[0] < CONNECT_TIMEOUT_S + 1
+
+
+def test_worker_joins_the_next_server_if_one_dies_before_its_welcome():
+    servers = Servers([], [], [WELCOME])
+    assert servers.connection.join()[0] == WELCOME
+    assert len(servers.peers) == 3
+
+
+def test_refused_worker_says_why():
+    servers = Servers([messages.Refused("its model differs")])
+    with pytest.raises(ProtocolError, match="the server refused worker 3: its model differs"):
+        servers.connection.join()
+
+
+def test_anything_but_a_welcome_is_an_error():
+    servers = Servers([messages.CancelTurn(1)])
+    with pytest.raises(ProtocolError, match=r"expected a welcome, got CancelTurn\(turn=1\)"):
+        servers.connection.join()
+
+
+def test_rejoining_is_announced_and_closes_the_old_connection(capsys):
+    servers = Servers([WELCOME])
+    servers.connection.join()
+    first = servers.connection.end
+    servers.connection.join()
+    assert capsys.readouterr().err == "lost the server; waiting for it to restart\n"
+    assert servers.connection.end is not first
+    with pytest.raises(PeerLost):
+        first.send(messages.Proof(bytes(32)))
+
+
+def test_refusal_after_the_welcome_is_an_error():
+    servers = Servers([WELCOME, messages.Refused("it broke the rules")])
+    servers.connection.join()
+    with pytest.raises(ProtocolError, match="the server refused worker 3: it broke the rules"):
+        servers.connection.receive()
+
+
+def test_closed_connection_is_lost_for_the_server():
+    servers = Servers([WELCOME])
+    servers.connection.close()  # before there is one
+    servers.connection.join()
+    list(servers.peers[0].receive_nowait())
+    servers.connection.close()
+    with pytest.raises(PeerLost):
+        list(servers.peers[0].receive_nowait())

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A real worker against a scripted server, in one thread on the in-process transport.
+
+The server answers each report with the next scripted answer, at the moment it receives the report.
+What it sends at other moments, the tests call by name.
+"""
+
+import pytest
+import torch
+import torch._dynamo  # optimizers import it, and it sets an environment variable
+from torch import nn
+
+from paceline.core.events import Fate
+from paceline.errors import PeerLost, ProtocolError
+from paceline.run.net import messages
+from paceline.run.net.in_process import InProcessNetwork, InProcessStore
+from paceline.run.tensors.layout import gather
+from paceline.run.worker import worker as worker_module
+from paceline.run.worker.connection import ServerConnection
+from paceline.run.worker.position import Bookmark, Position, decode_position, encode_position
+from paceline.run.worker.replica import Replica
+from paceline.run.worker.states import Connection, Turn
+from paceline.run.worker.worker import Worker
+
+ACCEPTED = messages.FateNotice(Fate.ACCEPTED, version=0, staleness=0, contributors=1)
+REQUESTS = messages.StateRequest | messages.StateUpload
+REPORTS = messages.GradientReport | messages.AbandonReport
+
+
+class ScriptedServer:
+    """The server and the worker that it talks to."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        state = gather([self.model], [self.optimizer])
+        self._store = InProcessStore(state.contents)
+        self._buffer = self._store.new_buffer()
+        for view, parameter in zip(
+            self._buffer.views.parameters[0], state.parameters[0], strict=True
+        ):
+            view.copy_(parameter.detach())
+        self._network = InProcessNetwork(self._store)
+        self.welcome = messages.Welcome(2, "", seed=0, requeue=True, averages=True, saves=True)
+        self.on_join = []  # actions when a worker has joined, for each server
+        self.on_report = []  # actions when a report has arrived
+        self.on_request = []  # actions when a request for a state has arrived
+        self.received = []
+        connection = ServerConnection(0, state.contents, self._dial)
+        self.worker = Worker(0, Replica(state, [self.model]), [], connection)
+
+    def _dial(self):
+        end = self._network.connect()
+        self._peer = self._network._peers[-1]
+        send, announce = end.send, end.announce
+
+        def send_and_answer(message):
+            send(message)
+            self._receive(message)
+
+        def announce_and_answer(report):
+            announce(report)
+            self._receive(report)
+
+        end.send, end.announce = send_and_answer, announce_and_answer
+        return end
+
+    def _receive(self, message):
+        self.received.append(message)
+        if isinstance(message, messages.Join):
+            self._slot = self._peer.open_slot(self.welcome)
+            _act(self.on_join)
+        elif isinstance(message, REPORTS):
+            _act(self.on_report)
+        elif isinstance(message, REQUESTS):
+            _act(self.on_request)
+
+    # What the server does:
+
+    def assign(self, turn, version=0, notice=None, **fields):
+        message = messages.Assignment(turn, version, 0, (version,), 0.0, notice=notice, **fields)
+        self._peer.publish(message, self._buffer)
+
+    def cancel(self, turn):
+        self._peer.send(messages.CancelTurn(turn))
+
+    def request_position(self, checkpoint):
+        self._peer.send(messages.PositionRequest(checkpoint))
+
+    def end(self, version=0, notice=None, **fields):
+        self._peer.publish(
+            messages.RunEnded(version, 0, (version,), notice, **fields), self._buffer
+        )
+
+    def die(self):
+        self._network.close(self._peer)
+
+    def send_state(self, state):
+        self._peer.send_state(state, "state")
+
+    # What the script does:
+
+    def begin(self, turn=1, version=0, **fields):
+        """Begin the run with this turn, and forget the messages that led to it."""
+        self.assign(turn, version, **fields)
+        self.worker.begin()
+        self.received.clear()
+
+    def loss(self, hook=None):
+        """Compute a loss; `hook` runs between the gradients of the two layers."""
+        hidden = self.model[0](torch.ones(4, 2))
+        if hook is not None:
+            hidden.register_hook(lambda grad: hook())
+        return self.model[1](hidden).square().mean()
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.worker.push(0)
+
+    def reports(self):
+        return [message for message in self.received if isinstance(message, REPORTS)]
+
+
+def _act(actions):
+    if actions:
+        actions.pop(0)()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server with a worker that polls whenever it may."""
+    monkeypatch.setattr(worker_module, "POLL_S", -1.0)
+    return ScriptedServer()
+
+
+def turn_of(server):
+    return server.worker._state.turn
+
+
+# ------------------------------------------------------------------------------------- one gradient
+
+
+def test_gradient_is_reported_and_the_next_version_loaded(server):
+    server.begin()
+    server.on_report = [lambda: server.assign(2, 1, ACCEPTED)]
+    server.step()
+    [report] = server.reports()
+    assert (report.turn, report.version, report.samples, report.cancelled) == (1, 0, 1, False)
+    gradients = [p.grad for p in server.model.parameters()]
+    torch.testing.assert_close(server._slot.parameters[0], gradients)
+    assert report.sq_norm == pytest.approx(float(sum(g.square().sum() for g in gradients)))
+    worker = server.worker
+    assert (worker.version, worker.last.fate, worker.last.contributors) == (1, Fate.ACCEPTED, 1)
+    assert turn_of(server) is Turn.COMPUTING
+
+
+def test_cancellation_of_an_older_turn_is_ignored(server):
+    server.begin(turn=2)
+    server.cancel(1)
+    server.on_report = [lambda: server.assign(3, 1, ACCEPTED)]
+    server.step()
+    assert not server.reports()[0].cancelled
+
+
+def test_complete_gradient_of_a_cancelled_turn_is_reported_as_cancelled(server):
+    server.begin()
+    server.cancel(1)
+    notice = messages.FateNotice(Fate.LATE, 0, 1, 0)
+    server.on_report = [lambda: server.assign(2, 1, notice)]
+    server.step()
+    [report] = server.reports()
+    assert report.cancelled
+    assert report.sq_norm is None
+    assert (server.worker.last.fate, server.worker.last.staleness) == (Fate.LATE, 1)
+
+
+def test_cancelled_backward_pass_is_cut_and_abandoned(server):
+    server.begin()
+    server.optimizer.zero_grad()
+    loss = server.loss(hook=lambda: server.cancel(1))
+    server.worker.backward(loss)
+    assert turn_of(server) is Turn.CUT
+    assert not server.model[0].weight.grad.any(), "its gradient was never computed"
+    server.on_report = [lambda: server.assign(2, 1)]
+    server.worker.push(0)
+    assert isinstance(server.reports()[0], messages.AbandonReport)
+    assert turn_of(server) is Turn.COMPUTING
+
+
+def test_plain_backward_pass_of_a_cancelled_turn_is_not_cut(server):
+    server.begin()
+    server.loss(hook=lambda: server.cancel(1)).backward()
+    assert server.model[0].weight.grad.any()
+    server.on_report = [lambda: server.assign(2, 1)]
+    server.worker.push(0)
+    assert isinstance(server.reports()[0], messages.GradientReport)
+
+
+def test_backward_pass_after_the_cancellation_is_skipped(server):
+    server.begin()
+    server.cancel(1)
+    server.worker.backward(server.loss())
+    assert all(not p.grad.any() for p in server.model.parameters())
+    server.on_report = [lambda: server.assign(2, 1)]
+    server.worker.push(0)
+    assert isinstance(server.reports()[0], messages.AbandonReport)
+
+
+def test_nested_backward_pass_is_cut_with_the_outer_one(server):
+    server.begin()
+
+    def nested():
+        server.cancel(1)
+        with torch.enable_grad():
+            server.worker.backward(server.loss())
+
+    server.worker.backward(server.loss(hook=nested))
+    assert turn_of(server) is Turn.CUT
+
+
+def test_answer_before_the_report_is_a_protocol_error(server):
+    server.begin()
+    server.assign(2, 1)
+    with pytest.raises(ProtocolError, match="expected no answer before a report"):
+        server.step()
+
+
+# ------------------------------------------------------------------------------------ the run's end
+
+
+def test_end_during_a_turn_cancels_it(server):
+    server.begin()
+    server.end(version=3)
+    server.step()
+    assert server.reports()[0].cancelled
+    worker = server.worker
+    assert (worker.is_over, worker.version, worker.last.fate) == (True, 3, Fate.LATE)
+    assert worker.last.staleness == 3
+
+
+def test_end_while_the_worker_waits_brings_the_fate_of_its_gradient(server):
+    server.begin()
+    server.on_report = [lambda: server.end(version=1, notice=ACCEPTED)]
+    server.step()
+    assert (server.worker.is_over, server.worker.last.fate) == (True, Fate.ACCEPTED)
+
+
+def test_server_that_leaves_after_the_end_does_not_matter(server):
+    server.begin()
+    server.end(version=1)
+    server.die()
+    server.step()
+    assert server.worker.is_over
+
+
+def test_after_the_end_steps_do_nothing_and_parameters_may_change(server):
+    server.begin()
+    server.on_report = [server.end]
+    server.step()
+    before = server._buffer.views.parameters[0][0].clone()
+    with torch.no_grad():
+        server.model[0].weight.add_(1.0)
+    server.received.clear()
+    server.worker.backward(server.loss())
+    server.worker.push(0)
+    assert server.received == []
+    assert torch.equal(server._buffer.views.parameters[0][0], before), "the server's are untouched"
+
+
+# ------------------------------------------------------------------------------------ a lost server
+
+
+def test_turn_of_a_lost_server_is_not_reported_to_the_next_one(server):
+    server.begin()
+    server.die()
+    server.on_join = [lambda: server.assign(1, 0)]
+    server.step()
+    assert server.reports() == []
+    assert server.worker.last.fate is Fate.LATE
+    assert turn_of(server) is Turn.COMPUTING
+
+
+def test_worker_that_waits_rejoins_and_goes_on(server):
+    server.begin()
+    server.on_report = [server.die]
+    server.on_join = [lambda: server.assign(1, 7)]
+    server.step()
+    assert server.worker.version == 7
+    assert server.worker.last.fate is Fate.LATE
+    server.on_report = [lambda: server.assign(2, 8, ACCEPTED)]
+    server.step()
+    assert (len(server.reports()), server.worker.last.fate) == (2, Fate.ACCEPTED)
+
+
+def test_worker_rejoins_as_often_as_servers_are_lost(server):
+    server.begin()
+    server.on_report = [server.die]
+    server.on_join = [server.die, server.die, lambda: server.assign(1, 4)]
+    server.step()
+    assert server.worker.version == 4
+    assert [type(message) for message in server.received].count(messages.Join) == 3
+
+
+def test_run_may_end_with_the_next_server(server):
+    server.begin()
+    server.die()
+    server.on_join = [lambda: server.end(version=5)]
+    server.step()
+    assert (server.worker.is_over, server.worker.version) == (True, 5)
+
+
+def test_worker_moves_to_the_position_that_the_next_server_knows(server):
+    stream = FakeStream()
+    server.worker.position.add(stream)
+    server.begin()
+    randomness = decode_position(server.worker.position.encode()).randomness
+    position = encode_position(Position((Bookmark(2, 5),), randomness))
+    server.welcome = messages.Welcome(2, "", 0, True, True, True, position)
+    server.die()
+    server.on_join = [lambda: server.assign(1, 0)]
+    server.step()
+    assert stream.at == Bookmark(2, 5)
+
+
+class FakeStream:
+    """A stream that only knows its position."""
+
+    at = Bookmark(0, 0)
+    can_go_back = True
+
+    def bookmark(self):
+        return self.at
+
+    def move_to(self, bookmark, before_first):
+        self.at = bookmark
+
+
+# ----------------------------------------------------------------------------- states on the server
+
+
+def test_state_request_during_a_turn_leaves_the_turn_alone(server):
+    server.begin()
+    server.on_request = [lambda: server.send_state({"step": 3})]
+    assert server.worker.optimizer_state(0) == {"step": 3}
+    server.on_report = [lambda: server.assign(2, 1, ACCEPTED)]
+    server.step()
+    assert not server.reports()[0].cancelled
+
+
+def test_cancellation_that_arrives_before_a_state_counts(server):
+    server.begin()
+
+    def answer():
+        server.cancel(1)
+        server.send_state([])
+
+    server.on_request = [answer]
+    server.worker.averages()
+    assert turn_of(server) is Turn.CANCELLED
+
+
+def test_state_is_requested_again_from_the_next_server(server):
+    server.begin()
+    server.on_request = [server.die, lambda: server.send_state({"step": 4})]
+    assert server.worker.optimizer_state(0) == {"step": 4}
+    assert turn_of(server) is Turn.VOID
+    server.on_join = []
+    server.assign(1, 6)
+    server.step()
+    assert server.reports() == []
+    assert server.worker.version == 6
+
+
+@pytest.mark.parametrize("is_before_the_state", [True, False])
+def test_next_servers_assignment_waits_until_the_void_turn_is_closed(server, is_before_the_state):
+    """It may arrive before the state, or in the backward pass of the void turn."""
+    server.begin()
+    server.on_request = [server.die, lambda: server.send_state({})]
+    if is_before_the_state:
+        server.on_join = [lambda: server.assign(1, 6)]
+    server.worker.optimizer_state(0)
+    if not is_before_the_state:
+        server.assign(1, 6)
+    server.worker.backward(server.loss())
+    assert (turn_of(server), server.worker.version) == (Turn.VOID, 0)
+    server.worker.push(0)
+    assert server.reports() == []
+    assert (turn_of(server), server.worker.version) == (Turn.COMPUTING, 6)
+
+
+def test_state_of_a_server_that_left_after_the_end_cannot_be_requested(server):
+    server.begin()
+    server.on_report = [server.end]
+    server.step()
+    server.die()
+    with pytest.raises(PeerLost, match="worker 0 lost the server"):
+        server.worker.averages()
+    assert server.worker._state.connection is Connection.ENDED
+
+
+def test_unexpected_answer_to_a_state_request_is_a_protocol_error(server):
+    server.begin()
+    server.on_request = [lambda: server._peer.send(server.welcome)]
+    with pytest.raises(ProtocolError, match="expected a state, got Welcome"):
+        server.worker.averages()
+
+
+# ---------------------------------------------------------------------------------------- positions
+
+
+def positions(server):
+    found = [one for one in server.received if isinstance(one, messages.PositionReport)]
+    return [(one.checkpoint, decode_position(one.position).bookmarks) for one in found]
+
+
+def test_position_request_is_answered_with_the_beginning_of_the_turn(server):
+    stream = FakeStream()
+    server.worker.position.add(stream)
+    server.begin()
+    stream.at = Bookmark(0, 1)
+    server.request_position(8)
+    server.on_report = [lambda: server.assign(2, 1, ACCEPTED)]
+    server.step()
+    assert positions(server) == [(8, (Bookmark(0, 0),))]
+
+
+def test_position_wanted_with_an_assignment_is_that_of_the_new_turn(server):
+    stream = FakeStream()
+    server.worker.position.add(stream)
+    server.begin()
+    stream.at = Bookmark(0, 1)
+    server.on_report = [lambda: server.assign(2, 1, ACCEPTED, position_wanted=9)]
+    server.step()
+    assert positions(server) == [(9, (Bookmark(0, 1),))]
+
+
+@pytest.mark.parametrize("notice", [None, ACCEPTED])
+def test_position_at_the_end_follows_the_last_accepted_gradient(server, notice):
+    stream = FakeStream()
+    server.worker.position.add(stream)
+    server.begin()
+    stream.at = Bookmark(0, 1)
+    server.on_report = [lambda: server.end(1, notice, position_wanted=9)]
+    server.step()
+    assert positions(server) == [(9, (Bookmark(0, 1 if notice else 0),))]
+
+
+def test_position_wanted_at_the_end_of_an_open_turn_is_sent_at_once(server):
+    stream = FakeStream()
+    server.worker.position.add(stream)
+    server.begin()
+    stream.at = Bookmark(0, 1)
+    server.end(1, position_wanted=9)
+    server.worker.backward(server.loss())
+    assert positions(server) == [(9, (Bookmark(0, 0),))]
+    server.worker.push(0)
+    assert len(positions(server)) == 1
