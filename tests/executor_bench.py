@@ -37,7 +37,7 @@ class ExecutorBench:
         self.model = nn.Linear(2, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
         state = gather([self.model], [self.optimizer])
-        self.spec = state.contents
+        self.spec = state.spec
         self.store = InProcessStore(self.spec)
         self.network = InProcessNetwork(self.store)
         self.exports = 0

@@ -72,7 +72,7 @@ class Harness:
         self.model = nn.Linear(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.state = gather([self.model], [self.optimizer])
-        self.spec = self.state.contents
+        self.spec = self.state.spec
         self.address = f"unix:@paceline-test-{secrets.token_hex(8)}"
         self.peers: list[RawPeer] = []
 

@@ -76,14 +76,15 @@ REFUSED = {
     ),
     a_scheduler_without_its_optimizer: "StepLR was passed to run.prepare() without its optimizer",
     reduce_lr_on_plateau: "step it in one worker (run.is_first) instead",
-    a_parameter_in_two_optimizers: ("weight is stepped by two optimizers; give it to one of them"),
-    overlapping_parameters: (
-        "0.weight and 1.weight are two parameters on one memory; tie them by using one parameter "
-        "twice"
+    a_parameter_in_two_optimizers: (
+        "weight belongs to two optimizers; pass it to only one of them"
     ),
-    a_lazy_module: "weight has no shape yet; send one batch through the model before prepare",
-    a_lazy_buffer: "running_mean has no shape yet; send one batch through the model before prepare",
-    a_complex_parameter: "0 must be of floating point, got torch.complex64",
+    overlapping_parameters: (
+        "0.weight and 1.weight share memory; to tie them, use one parameter in both places"
+    ),
+    a_lazy_module: "weight has no shape yet; run one batch through the model before",
+    a_lazy_buffer: "running_mean has no shape yet; run one batch through the model before",
+    a_complex_parameter: "0 must have a floating-point type, got torch.complex64",
 }
 
 

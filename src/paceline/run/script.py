@@ -155,8 +155,8 @@ class WorkerRun(Run):
         prepared.check()
         training_state = self._training_state = gather(prepared.models, prepared.optimizers)
         replica = self._replica = Replica(training_state, prepared.models)
-        dial = shared_memory_dialer(self._who, training_state.contents)
-        server = ServerConnection(self.worker, training_state.contents, dial)
+        dial = shared_memory_dialer(self._who, training_state.spec)
+        server = ServerConnection(self.worker, training_state.spec, dial)
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)

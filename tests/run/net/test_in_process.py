@@ -21,7 +21,7 @@ from paceline.run.tensors.layout import gather
 @pytest.fixture
 def network():
     model = nn.Linear(3, 1)
-    spec = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)]).contents
+    spec = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)]).spec
     network = InProcessNetwork(InProcessStore(spec))
     yield network
     network.shut_down()

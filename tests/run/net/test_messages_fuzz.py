@@ -196,7 +196,7 @@ class FuzzedServer:
         torch.manual_seed(0)
         self.model = nn.Linear(2, 1)
         state = gather([self.model], [torch.optim.SGD(self.model.parameters(), lr=0.1)])
-        self.spec = state.contents
+        self.spec = state.spec
         settings = Settings(spec=RunSpec(workers=3, steps=4), policy=policy, checkpoint_every="2")
         self.decider = Decider(parse_policy(policy), settings.spec)
         self.store = SharedMemoryStore(self.spec)

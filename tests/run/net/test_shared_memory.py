@@ -33,7 +33,7 @@ class Connected:
 
     def __init__(self):
         model = nn.Linear(3, 1)
-        self.spec = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)]).contents
+        self.spec = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)]).spec
         self.store = SharedMemoryStore(self.spec)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

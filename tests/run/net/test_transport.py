@@ -43,7 +43,7 @@ def make_spec():
         torch.optim.SGD(model[0].parameters(), lr=0.1),
         torch.optim.SGD([*model[1].parameters(), model[2].weight], lr=0.1),
     ]
-    return gather([model], optimizers).contents
+    return gather([model], optimizers).spec
 
 
 class SharedMemory:

@@ -160,7 +160,7 @@ def test_weights_that_find_no_room_leave_those_before_as_they_were(tmp_path):
     model = nn.Linear(450, 500, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     state = gather([model], [optimizer])
-    shard = Shard(state, [], InProcessStore(state.contents))
+    shard = Shard(state, [], InProcessStore(state.spec))
     with small_disk(tmp_path / "disk", "2m") as disk:
         write_weights(disk.path, [model], shard)
         before = (disk.path / "weights.pt").read_bytes()

@@ -22,7 +22,7 @@ def shard():
     models = [nn.Linear(1, 1), nn.Linear(1, 1, bias=False)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     state = gather(models, optimizers)
-    return Shard(state, [], InProcessStore(state.contents))
+    return Shard(state, [], InProcessStore(state.spec))
 
 
 def report(optimizer=0, **fields):

@@ -123,7 +123,7 @@ FOREIGN = {
     ),
     "another optimizer": (
         lambda spec: messages.Join(9, RELEASE, with_kind(spec, "Adam")),
-        "its script is not the run's: of its optimizers one is Adam, in the run it is SGD",
+        "its script is not the run's: its optimizers differ: it has Adam, the run has SGD",
     ),
     "fewer parameters": (
         lambda spec: messages.Join(9, RELEASE, without_bias(spec)),
@@ -131,8 +131,8 @@ FOREIGN = {
     ),
     "another shape": (
         lambda spec: messages.Join(9, RELEASE, with_wider_weight(spec)),
-        "its script is not the run's: of its parameters one is "
-        "weight: torch.float32[1, 4], in the run it is weight: torch.float32[1, 3]",
+        "its script is not the run's: its parameters differ: it has "
+        "weight: torch.float32[1, 4], the run has weight: torch.float32[1, 3]",
     ),
 }
 

@@ -21,7 +21,7 @@ data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-spec = gather([model], [optimizer]).contents
+spec = gather([model], [optimizer]).spec
 run = paceline.join()
 model, optimizer, loader = run.prepare(model, optimizer, loader)
 reasons = {}

@@ -115,7 +115,7 @@ class RunOfOne:
             **{"checkpoint_every": "1", "patience_s": 0.0, **options},
         )
         errors = []
-        thread = Thread(target=self._work, args=(state.contents, updates, errors))
+        thread = Thread(target=self._work, args=(state.spec, updates, errors))
         thread.start()
         try:
             failure = serve_run(self.identity, settings, state, [self.model], [])

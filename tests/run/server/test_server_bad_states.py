@@ -72,11 +72,11 @@ STATES = {
     "of a negative shape": (lambda: (tensor_at(shape=(-1,)), memory()), "expected a state: "),
     "of an unknown type": (
         lambda: (tensor_at(dtype="torch.nonsense"), memory()),
-        "expected a state: there is no type of tensors 'torch.nonsense'",
+        "expected a state: unknown tensor type 'torch.nonsense'",
     ),
     "that torch would crash on": (
         lambda: (tensor_at(dtype="torch.qint8"), memory()),
-        "expected a state: a quantized tensor (torch.qint8) cannot travel",
+        "expected a state: a quantized tensor (torch.qint8) can't be sent",
     ),
     "that is not a tree": (lambda: (b"\xc1", memory()), "expected a state: "),
     "that is too deep": (lambda: (b"\x91" * 100_000, memory()), "expected a state: "),

@@ -62,7 +62,7 @@ class WorkerThread:
     def train(self):
         """Take part in the run until it ends; return the final weights."""
         try:
-            self.end.send(messages.Join(self.number, RELEASE, self.state.contents))
+            self.end.send(messages.Join(self.number, RELEASE, self.state.spec))
             assert isinstance(self.end.receive(), messages.Welcome)
             self.slot = self.end.open_slot().slot
             while isinstance(message := self._next(), messages.Assignment):
@@ -167,7 +167,7 @@ def run(transport, folder, policy="sync"):
     )
     model, optimizer, state = make_script()
     scripts = [make_script() for _ in range(WORKERS)]
-    network = transport(state.contents)
+    network = transport(state.spec)
     decider = Decider(parse_policy(policy), settings.spec)
     kept = decider.policy.versions_kept
     shard = Shard(state, [], network.store, versions_kept=kept)
@@ -185,7 +185,7 @@ def run(transport, folder, policy="sync"):
 
     def train(number):
         try:
-            worker = WorkerThread(network.connect(state.contents), number, scripts[number])
+            worker = WorkerThread(network.connect(state.spec), number, scripts[number])
             workers.append(worker)
             return worker.train()
         except BaseException:

@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler as lrs
 from paceline.errors import CheckpointError
 from paceline.run.net.in_process import InProcessStore
 from paceline.run.server.checkpoint import Archive, Saved, Snapshot
-from paceline.run.tensors.group_options import OptionBook, set_option
+from paceline.run.tensors.group_options import OptionLog, set_option
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.state_spec import OptionChange
@@ -78,7 +78,7 @@ class Bench:
         self.optimizer = make_optimizer(parameters)
         schedulers = [] if make_scheduler is None else [make_scheduler(self.optimizer)]
         state = gather([self.model], [self.optimizer])
-        self.store = InProcessStore(state.contents)
+        self.store = InProcessStore(state.spec)
         self.shard = Shard(state, schedulers, self.store, **options)
         self.slot = self.store.new_accumulator()
         self.scale = scale
@@ -270,9 +270,9 @@ def test_workers_are_given_the_restored_version(through_a_file):
 @pytest.mark.parametrize("scheduler", [None, "step", "cosine", "one cycle"])
 def test_option_set_by_a_script_is_restored(through_a_file, scheduler):
     parts = (Net, VARIANTS["amsgrad"], SCHEDULERS.get(scheduler))
-    original, book = Bench(*parts).train(2), OptionBook()
+    original, log = Bench(*parts).train(2), OptionLog()
     for option in (OptionChange(0, 0, "lr", 0.025), OptionChange(0, 0, "weight_decay", 0.5)):
-        assert book.enter(option, 2)
+        assert log.add(option, 2)
         set_option([original.optimizer], option)
     original.train(2)
     saved = through_a_file(original.shard)
@@ -287,21 +287,21 @@ VALUES = [None, True, 3, 0.5, float("inf"), "max", (0.9, 0.99), ()]
 
 
 def test_option_book_is_restored(tmp_path):
-    book = OptionBook()
+    log = OptionLog()
     for number, value in enumerate(VALUES):
-        book.enter(OptionChange(0, 1, f"option {number}", value), version=number)
-    book.enter(OptionChange(0, 1, "option 0", "newer"), version=9)
+        log.add(OptionChange(0, 1, f"option {number}", value), version=number)
+    log.add(OptionChange(0, 1, "option 0", "newer"), version=9)
     archive = Archive(tmp_path, pytest.fail)
-    archive.save(Snapshot.of(Saved(1, 1, book.saved(), None, {}, {})), {})
+    archive.save(Snapshot.of(Saved(1, 1, log.saved(), None, {}, {})), {})
     archive.wait()
-    restored = OptionBook()
+    restored = OptionLog()
     restored.restore(archive.load().options)
-    assert restored.since(0) == (*book.since(1)[1:], OptionChange(0, 1, "option 0", "newer"))
-    assert restored.saved() == book.saved()
-    assert not restored.enter(OptionChange(0, 1, "option 0", "late"), version=8)
-    assert restored.enter(OptionChange(0, 1, "option 0", "newest"), version=9)
+    assert restored.since(0) == (*log.since(1)[1:], OptionChange(0, 1, "option 0", "newer"))
+    assert restored.saved() == log.saved()
+    assert not restored.add(OptionChange(0, 1, "option 0", "late"), version=8)
+    assert restored.add(OptionChange(0, 1, "option 0", "newest"), version=9)
     assert restored.since(restored.edition - 1) == (OptionChange(0, 1, "option 0", "newest"),)
-    assert OptionBook().saved() == []
+    assert OptionLog().saved() == []
 
 
 # ---------------------------------------------------------------------------------- another script
@@ -334,12 +334,12 @@ def in_groups(parameters):
     [
         (
             (Wider,),
-            r"of its parameters one is one.weight: torch.float32\[4, 3\], in the run it is ",
+            r"its parameters differ: it has one.weight: torch.float32\[4, 3\], the run has ",
         ),
         ((Longer,), "it has 3 parameters, the run has 5"),
         ((Unfrozen,), "it has 3 parameters, the run has 4"),
         ((lambda: nn.Linear(1, 1),), "it has 3 parameters, the run has 2"),
-        ((Net, VARIANTS["amsgrad"]), "of its optimizers one is SGD, in the run it is AdamW"),
+        ((Net, VARIANTS["amsgrad"]), "its optimizers differ: it has SGD, the run has AdamW"),
         ((Net, in_groups), "parameter group"),
         (
             (Net, None, lambda o: lrs.OneCycleLR(o, 0.5, total_steps=2)),

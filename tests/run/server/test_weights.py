@@ -21,7 +21,7 @@ def shard_of(*models, **options):
         for model in models
     ]
     state = gather(models, optimizers)
-    store = SharedMemoryStore(state.contents)
+    store = SharedMemoryStore(state.spec)
     shard = Shard(state, [], store, **options)
     store.close()  # the memory stays mapped
     slot = store.new_accumulator()

@@ -26,7 +26,7 @@ class Bench:
         nn.init.zeros_(self.model.bias)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         state = gather([self.model], [optimizer])
-        self.store = InProcessStore(state.contents)
+        self.store = InProcessStore(state.spec)
         self.shard = Shard(state, [], self.store, versions_kept=versions_kept)
         slot = self.store.new_accumulator()
         for flat in slot.flats[0]:
@@ -134,7 +134,7 @@ def test_worker_that_moves_on_reads_one_version_only():
 
 
 def test_begin_update_says_whether_the_parameters_must_be_copied():
-    buffers = VersionBuffers(InProcessStore(gather([nn.Linear(1, 1)], []).contents), 1)
+    buffers = VersionBuffers(InProcessStore(gather([nn.Linear(1, 1)], []).spec), 1)
     buffers.reset(0)
     first = buffers.current
     assert not buffers.begin_update(1)
@@ -151,7 +151,7 @@ def test_begin_update_says_whether_the_parameters_must_be_copied():
 
 def test_end_update_without_begin_keeps_the_buffer():
     """A skipped update is the same parameters under a new version."""
-    buffers = VersionBuffers(InProcessStore(gather([nn.Linear(1, 1)], []).contents), 1)
+    buffers = VersionBuffers(InProcessStore(gather([nn.Linear(1, 1)], []).spec), 1)
     buffers.reset(0)
     buffers.end_update(1)
     assert buffers.add_reader(0, 1) is buffers.current

@@ -10,7 +10,7 @@ from torch import nn
 from paceline.errors import ProtocolError
 from paceline.run.net.messages import GradientReport as Report
 from paceline.run.net.messages import decode_worker, encode
-from paceline.run.tensors.group_options import KnownOptions, OptionBook, group_of, set_option
+from paceline.run.tensors.group_options import KnownOptions, OptionLog, group_of, set_option
 from paceline.run.tensors.state_spec import OptionChange
 
 
@@ -122,29 +122,29 @@ def test_option_of_an_unknown_group_is_refused_and_changes_nothing(optimizers, o
 
 
 def test_worker_gets_the_changes_it_does_not_know():
-    book = OptionBook()
-    assert book.since(0) == ()
+    log = OptionLog()
+    assert log.since(0) == ()
     first, second, third = (OptionChange(0, 0, name, 1.0) for name in ("a", "b", "c"))
     for version, option in enumerate((first, second, third)):
-        assert book.enter(option, version)
-    assert book.since(0) == (first, second, third)
-    assert book.since(2) == (third,)
-    assert book.since(book.edition) == ()
+        assert log.add(option, version)
+    assert log.since(0) == (first, second, third)
+    assert log.since(2) == (third,)
+    assert log.since(log.edition) == ()
 
 
 def test_change_at_the_newer_version_wins():
-    book = OptionBook()
+    log = OptionLog()
     old, new, same = (OptionChange(0, 0, "lr", value) for value in (0.1, 0.2, 0.3))
-    assert book.enter(new, version=5)
-    assert not book.enter(old, version=4)
-    assert book.since(0) == (new,)
-    assert book.enter(same, version=5)  # the later change at one version
-    assert book.since(0) == (same,)
+    assert log.add(new, version=5)
+    assert not log.add(old, version=4)
+    assert log.since(0) == (new,)
+    assert log.add(same, version=5)  # the later change at one version
+    assert log.since(0) == (same,)
 
 
 def test_option_that_was_changed_twice_is_returned_once():
-    book = OptionBook()
+    log = OptionLog()
     for version in range(10):
-        book.enter(OptionChange(0, 0, "lr", version / 10), version)
-    assert book.since(0) == (OptionChange(0, 0, "lr", 0.9),)
-    assert book.since(9) == (OptionChange(0, 0, "lr", 0.9),)
+        log.add(OptionChange(0, 0, "lr", version / 10), version)
+    assert log.since(0) == (OptionChange(0, 0, "lr", 0.9),)
+    assert log.since(9) == (OptionChange(0, 0, "lr", 0.9),)

@@ -105,14 +105,14 @@ def test_operation_on_the_blocks_reaches_every_tensor(contents):
 def test_same_spec_gives_the_same_layout():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     common = gather([model], [SGD(model.parameters(), lr=0.1)])
-    assert Layout.of(common.contents) == Layout.of(common.contents)
+    assert Layout.of(common.spec) == Layout.of(common.spec)
 
 
 def test_memory_formats_are_kept_and_gaps_closed():
     model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
     model.gap = nn.Parameter(torch.zeros(4, 4)[:, :2])
     common = gather([model], [SGD(model.parameters(), lr=0.1)])
-    found = {one.name: one for one in common.contents.optimizers[0].parameters}
+    found = {one.name: one for one in common.spec.optimizers[0].parameters}
     assert found["weight"].stride == model.weight.stride()
     assert found["gap"].stride == (2, 1)
 
@@ -123,7 +123,7 @@ def test_gather_finds_every_tensor_once_and_names_it():
     second = nn.Sequential(shared, nn.Linear(2, 1, bias=False))
     loose = nn.Parameter(torch.zeros(3))
     common = gather([first, second], [SGD([shared.weight, loose], lr=0.1)])
-    found = common.contents
+    found = common.spec
     names = [
         [one.name for one in part] for part in (found.buffers, found.counters, found.constants)
     ]
@@ -141,12 +141,12 @@ def test_gather_finds_every_tensor_once_and_names_it():
 def test_constants_have_a_memory_of_their_own():
     model = nn.Linear(2, 3)
     common = gather([model], [SGD([model.bias], lr=0.1)])
-    section, size = lay_out_constants(common.contents)
+    section, size = lay_out_constants(common.spec)
     region, fd = Region.create(size, "test")
     os.close(fd)
     [weight] = tensors(section, region)
     assert weight.shape == model.weight.shape
-    assert Layout.of(common.contents).size == ALIGNMENT  # only the bias
+    assert Layout.of(common.spec).size == ALIGNMENT  # only the bias
 
 
 # ----------------------------------------------------------------------------------- what cannot be
@@ -189,12 +189,12 @@ def overlapping():
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lazy, "weight has no shape yet; send one batch through the model before prepare"),
-        (integers, "count must be of floating point, got torch.int64"),
-        (complex_numbers, "wave must be of floating point, got torch.complex64"),
-        (two_optimizers, "bias is stepped by two optimizers; give it to one of them"),
-        (same_memory, "weight and other are two parameters on one memory; tie them"),
-        (overlapping, "one and two are two parameters on one memory; tie them"),
+        (lazy, "weight has no shape yet; run one batch through the model before"),
+        (integers, "count must have a floating-point type, got torch.int64"),
+        (complex_numbers, "wave must have a floating-point type, got torch.complex64"),
+        (two_optimizers, "bias belongs to two optimizers; pass it to only one of them"),
+        (same_memory, "weight and other share memory; to tie them"),
+        (overlapping, "one and two share memory; to tie them"),
     ],
 )
 def test_gather_refuses_what_a_run_cannot_train(make, what):
@@ -206,14 +206,14 @@ def test_interleaved_parameters_are_disjoint():
     flat, model = torch.zeros(6), nn.Module()
     model.one, model.two = nn.Parameter(flat[::2]), nn.Parameter(flat[1::2])
     common = gather([model], [SGD(model.parameters(), lr=0.1)])
-    assert [spec.stride for spec in common.contents.optimizers[0].parameters] == [(1,), (1,)]
+    assert [spec.stride for spec in common.spec.optimizers[0].parameters] == [(1,), (1,)]
 
 
 def test_shared_parameter_is_one_parameter():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     common = gather([model], [SGD(model.parameters(), lr=0.1)])
-    assert [one.name for one in common.contents.optimizers[0].parameters] == [
+    assert [one.name for one in common.spec.optimizers[0].parameters] == [
         "0.weight",
         "0.bias",
         "1.bias",
@@ -222,7 +222,7 @@ def test_shared_parameter_is_one_parameter():
 
 @pytest.mark.parametrize("name", ["torch.nonsense", "torch.Tensor", "", "torch.", "__class__"])
 def test_unknown_dtype_is_refused(name):
-    with pytest.raises(SpecError, match="there is no type of tensors"):
+    with pytest.raises(SpecError, match="unknown tensor type"):
         dtype_of(name)
 
 
@@ -235,7 +235,7 @@ def test_quantized_dtype_is_refused(name):
 # -------------------------------------------------------------------------------------- differences
 
 MODEL = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-OURS = gather([MODEL], [SGD([*MODEL[0].parameters(), *MODEL[1].parameters()], lr=0.1)]).contents
+OURS = gather([MODEL], [SGD([*MODEL[0].parameters(), *MODEL[1].parameters()], lr=0.1)]).spec
 [ONE] = OURS.optimizers
 
 
@@ -250,22 +250,22 @@ def with_parameters(*parameters):
         (replace(OURS, optimizers=()), "it has 0 optimizers, the run has 1"),
         (
             replace(OURS, optimizers=(replace(ONE, kind="Adam"),)),
-            "of its optimizers one is Adam, in the run it is SGD",
+            "its optimizers differ: it has Adam, the run has SGD",
         ),
         (with_parameters(*ONE.parameters[1:]), "it has 3 parameters, the run has 4"),
         (
             with_parameters(spec("0.weight", "torch.float32", (4, 2)), *ONE.parameters[1:]),
-            "of its parameters one is 0.weight: torch.float32[4, 2], in the run it is "
+            "its parameters differ: it has 0.weight: torch.float32[4, 2], the run has "
             "0.weight: torch.float32[3, 2]",
         ),
         (
             with_parameters(spec("0.weight", "torch.float64", (3, 2)), *ONE.parameters[1:]),
-            "of its parameters one is 0.weight: torch.float64[3, 2], in the run it is "
+            "its parameters differ: it has 0.weight: torch.float64[3, 2], the run has "
             "0.weight: torch.float32[3, 2]",
         ),
         (
             with_parameters(spec("first", "torch.float32", (3, 2)), *ONE.parameters[1:]),
-            "of its parameters one is first: torch.float32[3, 2], in the run it is "
+            "its parameters differ: it has first: torch.float32[3, 2], the run has "
             "0.weight: torch.float32[3, 2]",
         ),
         (replace(OURS, buffers=OURS.buffers[:1]), "it has 1 buffers, the run has 2"),
@@ -280,6 +280,6 @@ def test_difference_names_both_sides(theirs, what):
 def test_difference_shows_other_strides():
     first, *others = ONE.parameters
     assert difference(with_parameters(replace(first, stride=(1, 3)), *others), OURS) == (
-        "of its parameters one is 0.weight: torch.float32[3, 2] with strides [1, 3], "
-        "in the run it is 0.weight: torch.float32[3, 2]"
+        "its parameters differ: it has 0.weight: torch.float32[3, 2] with strides [1, 3], "
+        "the run has 0.weight: torch.float32[3, 2]"
     )

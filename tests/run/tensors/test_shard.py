@@ -30,7 +30,7 @@ class Bench:
         self.model, self.optimizer, self.scheduler = make_training()
         self.plain, self.plain_optimizer, self.plain_scheduler = make_training()
         state = gather([self.model], [self.optimizer])
-        self.store = store_type(state.contents)
+        self.store = store_type(state.spec)
         self.shard = Shard(state, [self.scheduler], self.store, **options)
         self.slots = {}
 
@@ -431,7 +431,7 @@ def test_average_of_half_precision_weights_is_kept_in_single_precision():
     model = nn.Linear(2, 2).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-7)
     state = gather([model], [optimizer])
-    store = InProcessStore(state.contents)
+    store = InProcessStore(state.spec)
     shard = Shard(state, [], store, ema=0.999)
     slot = store.new_accumulator()
     for view in slot.parameters[0]:

@@ -48,7 +48,7 @@ class Mirror:
         model = nn.Linear(SIZE, 1, bias=False, dtype=torch.float64)
         self.optimizer = RecordingSGD(model.parameters())
         state = gather([model], [self.optimizer])
-        self.store = InProcessStore(state.contents)
+        self.store = InProcessStore(state.spec)
         self.shard = Shard(state, [], self.store, versions_kept=policy.versions_kept)
         self.slots = {}
         self.gradients = {}  # by update, in the order of acceptance

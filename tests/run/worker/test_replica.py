@@ -39,7 +39,7 @@ class Bench:
 
     def share(self, buffers):
         """Allocate a slot and parameter buffers."""
-        store = InProcessStore(self.state.contents)
+        store = InProcessStore(self.state.spec)
         self.slot = store.new_accumulator()
         self.buffers = [store.new_buffer().views for _ in range(buffers)]
         self.replica.set_slot(self.slot)
@@ -104,7 +104,7 @@ def test_parameter_that_its_module_changes_is_copied():
     state = gather([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
     replica = Replica(state, [model])
     own = model.weight.data_ptr()
-    replica.load(InProcessStore(state.contents).new_buffer().views)
+    replica.load(InProcessStore(state.spec).new_buffer().views)
     assert model.weight.data_ptr() == own
     model(torch.tensor([0]))
 

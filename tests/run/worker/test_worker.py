@@ -35,7 +35,7 @@ class ScriptedServer:
         self.model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         state = gather([self.model], [self.optimizer])
-        self._store = InProcessStore(state.contents)
+        self._store = InProcessStore(state.spec)
         self._buffer = self._store.new_buffer()
         for view, parameter in zip(
             self._buffer.views.parameters[0], state.parameters[0], strict=True
@@ -47,7 +47,7 @@ class ScriptedServer:
         self.on_report = []  # actions when a report has arrived
         self.on_request = []  # actions when a request for a state has arrived
         self.received = []
-        connection = ServerConnection(0, state.contents, self._dial)
+        connection = ServerConnection(0, state.spec, self._dial)
         self.worker = Worker(0, Replica(state, [self.model]), [], connection)
 
     def _dial(self):

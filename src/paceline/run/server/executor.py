@@ -35,7 +35,7 @@ from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.scalars import Scalars
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings
-from paceline.run.tensors.group_options import OptionBook, all_options, as_it_is, set_option
+from paceline.run.tensors.group_options import OptionLog, all_options, current_option, set_option
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.sums import SlotGradient
@@ -86,7 +86,7 @@ class Executor:
         self._clock = parts.clock
         self._began = began
         self._updated = updated
-        self._options = OptionBook()
+        self._options = OptionLog()
         self._samples = 0  # in the updates made so far
         self._scalars = Scalars()
         self._first = parts.shard.version  # needs no saving; -1: its state was changed since
@@ -224,12 +224,12 @@ class Executor:
         if peer.options_known is None:  # it may have been with a server that was lost
             return all_options(optimizers)
         changed = self._options.since(peer.options_known)
-        return tuple([as_it_is(optimizers, option) for option in changed])
+        return tuple([current_option(optimizers, option) for option in changed])
 
     def set_options(self, options: tuple[OptionChange, ...], version: int) -> None:
         """Set options that a script changed while it computed at this version."""
         for option in options:
-            if self._options.enter(option, version):
+            if self._options.add(option, version):
                 set_option(self._shard.state.optimizers, option)
 
     def _cancel(self, action: Cancel, context: "_Context") -> None:

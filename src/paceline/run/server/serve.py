@@ -47,7 +47,7 @@ def serve_run(
 
     It continues from the newest checkpoint in the run's folder, if there is one.
     """
-    store = SharedMemoryStore(state.contents)
+    store = SharedMemoryStore(state.spec)
     kept = parse_policy(settings.policy).versions_kept
     shard = Shard(state, schedulers, store, versions_kept=kept, ema=settings.ema)
     if shard.size_bytes < WORTH_THREADS_BYTES:

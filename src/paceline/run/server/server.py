@@ -78,7 +78,7 @@ class Server:
         self._connections = connections
         self._recorder = recorder
         self._checkpointer = checkpointer
-        self._roster = Roster(settings, shard.state.contents)
+        self._roster = Roster(settings, shard.state.spec)
         self._failures = FailureWatch()
         self._progress = Progress(settings)
         self._timers = Timers()

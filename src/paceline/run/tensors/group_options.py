@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from paceline.errors import ProtocolError
 from paceline.run.tensors.state_spec import OptionChange
 
-__all__ = ["KnownOptions", "OptionBook", "all_options", "as_it_is", "group_of", "set_option"]
+__all__ = ["KnownOptions", "OptionLog", "all_options", "current_option", "group_of", "set_option"]
 
 Key = tuple[int, int, str]  # optimizer, group, name
 
@@ -96,7 +96,7 @@ def set_option(optimizers: Sequence[Optimizer], option: OptionChange) -> None:
         group[option.name] = value
 
 
-def as_it_is(optimizers: Sequence[Optimizer], option: OptionChange) -> OptionChange:
+def current_option(optimizers: Sequence[Optimizer], option: OptionChange) -> OptionChange:
     """Return the option with the value it has now: a scheduler may have changed it again."""
     value = _scalar(group_of(optimizers, option)[option.name])
     return OptionChange(option.optimizer, option.group, option.name, value)
@@ -114,14 +114,14 @@ def all_options(optimizers: Sequence[Optimizer]) -> tuple[OptionChange, ...]:
     )
 
 
-class OptionBook:
+class OptionLog:
     """The changes that scripts have made, from which each worker gets those it doesn't know."""
 
     def __init__(self) -> None:
         self.edition = 0  # number of changes so far
         self._changes: dict[Key, tuple[int, int, OptionChange]] = {}  # edition, version, change
 
-    def enter(self, option: OptionChange, version: int) -> bool:
+    def add(self, option: OptionChange, version: int) -> bool:
         """Add a change that a script made while it computed at `version`.
 
         Returns False, and ignores it, if another script has changed the option at a later version.
@@ -143,7 +143,7 @@ class OptionBook:
     def restore(self, saved: list[Any]) -> None:
         """Add what `saved` returned."""
         for version, *option in saved:
-            self.enter(msgspec.convert(option, OptionChange), version)
+            self.add(msgspec.convert(option, OptionChange), version)
 
     def since(self, edition: int) -> tuple[OptionChange, ...]:
         """Return the changes after this edition."""

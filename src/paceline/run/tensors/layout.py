@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the processes of a run have in common, and where it lies in a region.
+"""The tensors that every process of a run has, and their layout in memory.
 
 All processes of a run execute the same script, so each finds the same tensors in it: the parameters
-of each optimizer, the buffers of the models, and parameters that nobody steps. A worker's slot and
-a version of the parameters are laid out alike: a gradient lies where its parameter does.
+of each optimizer, the buffers of the models, and parameters that no optimizer steps. A worker's
+slot and a version of the parameters have the same layout: a gradient is where its parameter is.
 
-Within a section, tensors of one type lie one after the other, the small ones first, so that adding
-up gradients is one operation on a flat block and not one for each tensor.
+Within a section, tensors of one type are adjacent, small ones first, so that adding up gradients is
+one operation on a flat block instead of one per tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,34 +38,37 @@ __all__ = [
 ]
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector
-SMALL_BYTES = 1 << 16  # tensors up to this are moved together, for each move has its price
-STEPPED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SMALL_BYTES = 1 << 16  # tensors up to this size are moved together, because each move has a cost
+TRAINABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The tensors themselves, as one process has them."""
+    """The optimizers and tensors of one process, and their description."""
 
     optimizers: list[Optimizer]
     parameters: list[list[Tensor]]  # by optimizer
     buffers: list[Tensor]
     counters: list[Tensor]
     constants: list[Tensor]
-    contents: StateSpec
+    spec: StateSpec
 
 
 def gather(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> TrainingState:
-    """Find everything that these models and optimizers hold; raises SpecError if it cannot be."""
+    """Collect the tensors of these models and optimizers.
+
+    Raises SpecError, with the name of the tensor, if a run can't train them.
+    """
     names = {id(p): name for name, p in _named(models, "parameters")}
     owner: dict[int, int] = {}
     parameters: list[list[Tensor]] = []
     for index, optimizer in enumerate(optimizers):
         parameters.append([])
-        for place, parameter in enumerate(_stepped_by(optimizer)):
-            name = names.setdefault(id(parameter), f"optimizer {index}, parameter {place}")
+        for number, parameter in enumerate(_parameters_of(optimizer)):
+            name = names.setdefault(id(parameter), f"optimizer {index}, parameter {number}")
             _check_parameter(parameter, name)
             if owner.setdefault(id(parameter), index) != index:
-                raise SpecError(f"{name} is stepped by two optimizers; give it to one of them")
+                raise SpecError(f"{name} belongs to two optimizers; pass it to only one of them")
             parameters[index].append(parameter)
     constants = {n: p for n, p in _named(models, "parameters") if id(p) not in owner}
     buffers = dict(_named(models, "buffers"))
@@ -73,8 +76,8 @@ def gather(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Trai
     counted = {name: b for name, b in buffers.items() if not b.is_floating_point()}
     for name, tensor in (*constants.items(), *buffers.items()):
         _check_parameter(tensor, name)
-    _check_apart([(names[id(p)], p) for own in parameters for p in own])
-    contents = StateSpec(
+    _check_disjoint([(names[id(p)], p) for own in parameters for p in own])
+    spec = StateSpec(
         tuple(
             OptimizerSpec(
                 type(optimizer).__qualname__, tuple([_spec(names[id(p)], p) for p in own])
@@ -91,12 +94,12 @@ def gather(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Trai
         list(averaged.values()),
         list(counted.values()),
         list(constants.values()),
-        contents,
+        spec,
     )
 
 
 def _named(models: Sequence[nn.Module], what: str) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of all models, each tensor once; with several models, numbered."""
+    """Yield names and tensors of all models, each tensor once; several models are numbered."""
     seen: set[int] = set()
     for number, model in enumerate(models):
         for name, tensor in getattr(model, f"named_{what}")():
@@ -105,44 +108,46 @@ def _named(models: Sequence[nn.Module], what: str) -> Iterator[tuple[str, Tensor
                 yield (f"model {number}, {name}" if len(models) > 1 else name), tensor
 
 
-def _stepped_by(optimizer: Optimizer) -> list[Tensor]:
+def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _check_parameter(tensor: Tensor, name: str) -> None:
     if is_lazy(tensor):
-        raise SpecError(f"{name} has no shape yet; send one batch through the model before prepare")
-    if isinstance(tensor, nn.Parameter) and tensor.dtype not in STEPPED:
-        raise SpecError(f"{name} must be of floating point, got {tensor.dtype}")
+        raise SpecError(
+            f"{name} has no shape yet; run one batch through the model before run.prepare()"
+        )
+    if isinstance(tensor, nn.Parameter) and tensor.dtype not in TRAINABLE:
+        raise SpecError(f"{name} must have a floating-point type, got {tensor.dtype}")
 
 
-def _check_apart(parameters: list[tuple[str, Tensor]]) -> None:
-    """Raise where two parameters lie on one memory: whose gradient would move it?"""
-    there = [(name, p) for name, p in parameters if p.numel()]
-    there.sort(key=lambda one: (str(one[1].device), one[1].data_ptr()))
-    for (name, one), (other_name, other) in pairwise(there):
-        # In one that has gaps, another may lie between its numbers.
+def _check_disjoint(parameters: list[tuple[str, Tensor]]) -> None:
+    """Raise SpecError if two parameters share memory."""
+    nonempty = [(name, p) for name, p in parameters if p.numel()]
+    nonempty.sort(key=lambda one: (str(one[1].device), one[1].data_ptr()))
+    for (name, one), (other_name, other) in pairwise(nonempty):
+        # Another parameter may be in the gaps of one that isn't dense.
         is_dense = torch.empty_like(one, device="meta").stride() == one.stride()
         end = one.data_ptr() + (one.nbytes if is_dense else one.itemsize)
         if one.device == other.device and other.data_ptr() < end:
             raise SpecError(
-                f"{name} and {other_name} are two parameters on one memory; tie them by using one "
-                "parameter twice"
+                f"{name} and {other_name} share memory; to tie them, use one parameter in both "
+                "places"
             )
 
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:
-    # Dense in any order of dimensions (channels last, say) stays as it is; gaps are closed.
+    # Keeps the order of dimensions (such as channels last), and closes gaps.
     stride = torch.empty_like(tensor, device="meta").stride()
     return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape), tuple(stride))
 
 
 class Block(NamedTuple):
-    """Memory of one type without gaps."""
+    """Memory without gaps that holds tensors of one type."""
 
     dtype: torch.dtype
     offset: int  # in bytes
-    numbers: int  # how many
+    numbers: int  # count of elements
     is_small: bool
 
 
@@ -155,7 +160,7 @@ class TensorMemory(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """Tensors that lie together: where each begins, and the flat blocks that they make.
+    """Adjacent tensors: where each begins, and the flat blocks that they form.
 
     A block has tensors of one type, either small or large ones.
     """
@@ -167,11 +172,11 @@ class Section:
 
 @dataclass
 class Views:
-    """A region as tensors."""
+    """Memory seen as tensors."""
 
     parameters: list[list[Tensor]]  # by optimizer
-    flats: list[list[Tensor]]  # by optimizer; all its parameters in as few tensors as can be
-    small_flats: list[list[Tensor]]  # likewise; those of the flats that small parameters make
+    flats: list[list[Tensor]]  # by optimizer; its parameters in as few tensors as possible
+    small_flats: list[list[Tensor]]  # by optimizer; the flats of its small parameters
     buffers: list[Tensor]
     buffer_flats: list[Tensor]
     counters: list[Tensor]
@@ -180,7 +185,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies in a region."""
+    """Where each tensor is in memory."""
 
     parameters: tuple[Section, ...]  # by optimizer
     buffers: Section
@@ -188,21 +193,21 @@ class Layout:
     size: int
 
     @classmethod
-    def of(cls, contents: StateSpec) -> "Layout":
-        """Lay the contents out."""
+    def of(cls, spec: StateSpec) -> "Layout":
+        """Lay out these tensors."""
         end = 0
         sections = []
         for specs in (
-            *(o.parameters for o in contents.optimizers),
-            contents.buffers,
-            contents.counters,
+            *(o.parameters for o in spec.optimizers),
+            spec.buffers,
+            spec.counters,
         ):
-            section, end = _place(specs, end)
+            section, end = _lay_out(specs, end)
             sections.append(section)
         return cls(tuple(sections[:-2]), sections[-2], sections[-1], end)
 
     def view(self, memory: TensorMemory) -> Views:
-        """See a memory of this layout as tensors."""
+        """Return memory of this layout as tensors."""
         return Views(
             [tensors(section, memory) for section in self.parameters],
             [flats(section, memory) for section in self.parameters],
@@ -214,12 +219,12 @@ class Layout:
         )
 
 
-def lay_out_constants(contents: StateSpec) -> tuple[Section, int]:
-    """Where the constants lie in a memory of their own, and its size."""
-    return _place(contents.constants, 0)
+def lay_out_constants(spec: StateSpec) -> tuple[Section, int]:
+    """Return the layout of the constants, which have memory of their own, and its size."""
+    return _lay_out(spec.constants, 0)
 
 
-def _place(specs: tuple[TensorSpec, ...], begin: int) -> tuple[Section, int]:
+def _lay_out(specs: tuple[TensorSpec, ...], begin: int) -> tuple[Section, int]:
     offsets = [0] * len(specs)
     blocks = []
     end = begin
@@ -236,7 +241,7 @@ def _place(specs: tuple[TensorSpec, ...], begin: int) -> tuple[Section, int]:
 
 
 def tensors(section: Section, memory: TensorMemory) -> list[Tensor]:
-    """The tensors of a section, as they lie in the memory."""
+    """Return the tensors of a section in this memory."""
     return [
         memory.tensor(dtype_of(s.dtype), torch.Size(s.shape).numel(), offset).as_strided(
             s.shape, s.stride
@@ -246,33 +251,33 @@ def tensors(section: Section, memory: TensorMemory) -> list[Tensor]:
 
 
 def flats(section: Section, memory: TensorMemory) -> list[Tensor]:
-    """The blocks of a section, as they lie in the memory."""
+    """Return the blocks of a section in this memory."""
     return [memory.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks]
 
 
 def small_flats(section: Section, memory: TensorMemory) -> list[Tensor]:
-    """Those blocks that small tensors make."""
+    """Return the blocks of small tensors of a section in this memory."""
     return [memory.tensor(b.dtype, b.numbers, b.offset) for b in section.blocks if b.is_small]
 
 
 def flat(dense: Tensor) -> Tensor:
-    """A tensor without gaps, in whatever order its dimensions lie, as a flat one."""
+    """Return a dense tensor, whatever the order of its dimensions, as a flat one."""
     return dense.as_strided((dense.numel(),), (1,))
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The type of that name, such as "torch.float32"; raises SpecError if none such can travel."""
+    """Return the type of a name like "torch.float32"; raises SpecError if it can't be sent."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise SpecError(f"there is no type of tensors {name!r}")
+        raise SpecError(f"unknown tensor type {name!r}")
     if str(dtype).startswith(("torch.qint", "torch.quint")):
-        # Its numbers mean nothing without a scale that lies elsewhere; torch crashes on them.
-        raise SpecError(f"a quantized tensor ({name}) cannot travel; keep its numbers in another")
+        # Its numbers mean nothing without a scale that isn't sent, and torch crashes on them.
+        raise SpecError(f"a quantized tensor ({name}) can't be sent; use another type")
     return dtype
 
 
 def difference(theirs: StateSpec, ours: StateSpec) -> str | None:
-    """In what the contents of a worker differ from those of the run; None: in nothing."""
+    """Return how a worker's tensors differ from those of the run; None if they don't."""
     pairs: list[tuple[str, Sequence[object], Sequence[object]]] = [
         ("optimizers", [o.kind for o in theirs.optimizers], [o.kind for o in ours.optimizers])
     ]
@@ -289,5 +294,5 @@ def difference(theirs: StateSpec, ours: StateSpec) -> str | None:
             return f"it has {len(mine)} {what}, the run has {len(run)}"
         for a, b in zip(mine, run, strict=True):
             if a != b:
-                return f"of its {what} one is {a}, in the run it is {b}"
+                return f"its {what} differ: it has {a}, the run has {b}"
     return None

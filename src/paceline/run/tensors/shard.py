@@ -217,7 +217,7 @@ class Shard:
         """Return everything that the next update depends on, for a checkpoint; no copies."""
         views = self.newest.views
         return {
-            "contents": msgspec.to_builtins(self.state.contents),
+            "contents": msgspec.to_builtins(self.state.spec),
             "steps": self._steps,
             "parameters": views.parameters,
             "buffers": views.buffers,
@@ -231,9 +231,7 @@ class Shard:
     def load_state_dict(self, version: int, saved: dict[str, Any]) -> None:
         """Continue from a checkpoint; raises CheckpointError if it is another script's."""
         state, views = self.state, self.newest.views
-        mismatch = difference(
-            msgspec.convert(saved["contents"], type(state.contents)), state.contents
-        )
+        mismatch = difference(msgspec.convert(saved["contents"], type(state.spec)), state.spec)
         if mismatch:
             raise CheckpointError(f"the checkpoint is not of this script: {mismatch}")
         for own, values in zip(views.parameters, saved["parameters"], strict=True):

@@ -222,7 +222,7 @@ class Replica:
         )
 
     def _name(self, optimizer: int, number: int) -> str:
-        spec = self._state.contents.optimizers[optimizer].parameters[number]
+        spec = self._state.spec.optimizers[optimizer].parameters[number]
         return f"parameter {spec.name!r}"
 
 
