@@ -16,9 +16,9 @@ SGD = SETUP + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
 
 TOLD_LOOP = """
 run = paceline.join()
-told = [(run.worker, run.is_first, run.version, run.finished, run.last)]
+seen = [(run.worker, run.is_first, run.version, run.finished, run.last)]
 model, optimizer = run.prepare(model, optimizer)
-told.append((run.worker, run.is_first, run.version, run.finished, run.last))
+seen.append((run.worker, run.is_first, run.version, run.finished, run.last))
 lasts, waits = [], []
 while not run.finished:
     at = run.version
@@ -31,8 +31,8 @@ while not run.finished:
     lasts.append((str(last.fate), last.version, last.staleness, last.contributors))
     waits.append(last.waited_s)
 HOLD
-told.append((run.worker, run.is_first, run.version, run.finished))
-keep(run, told=told, lasts=lasts, waits=waits)
+seen.append((run.worker, run.is_first, run.version, run.finished))
+keep(run, seen=seen, lasts=lasts, waits=waits)
 """
 
 
@@ -42,7 +42,7 @@ def test_run_knows_its_worker_and_version(launch):
     for worker, kept in ran.kept.items():
         first = worker == 0
         begin = (worker, first, 0, False, None)
-        assert kept["told"] == [begin, begin, (worker, first, 3, True)]
+        assert kept["seen"] == [begin, begin, (worker, first, 3, True)]
 
 
 def test_all_gradients_of_a_synchronous_run_are_accepted(launch):

@@ -104,8 +104,8 @@ def test_refused_script_ends_the_run_and_says_why_once(script, tmp_path, capsys,
     at = len(path.read_text().splitlines())
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    told = {"script": str(path), "arguments": (str(run_dir),)}
-    settings = Settings(spec=RunSpec(workers=2, steps=1), **told)
+    options = {"script": str(path), "arguments": (str(run_dir),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=1), **options)
     code = Launcher(settings, run_dir, forkserver).run()
     err = capsys.readouterr().err
     assert code == 2
@@ -258,13 +258,13 @@ while not run.finished:
     model(torch.ones(4, 2)).square().mean().backward()
     optimizer.step()
     if run.version == 3:
-        TROUBLE
+        FAILURE
 print("reached the end")
 """
 
 
 @pytest.mark.parametrize(
-    ("trouble", "what"),
+    ("failure", "what"),
     [
         ("OUT.joinpath('fail').touch()", "ValueError('step failed')"),
         ("optimizer.param_groups[0]['lr'] = 'a word'", "TypeError("),
@@ -277,8 +277,8 @@ print("reached the end")
     ],
     ids=["own", "option", "state"],
 )
-def test_optimizer_that_fails_on_the_server_ends_the_run_cleanly(launch, trouble, what):
-    ran = launch(STEPPING.replace("TROUBLE", trouble), workers=2, steps=50)
+def test_optimizer_that_fails_on_the_server_ends_the_run_cleanly(launch, failure, what):
+    ran = launch(STEPPING.replace("FAILURE", failure), workers=2, steps=50)
     assert ran.code == 1
     assert "the run failed: update " in ran.err
     assert what in ran.err

@@ -262,8 +262,8 @@ def test_script_that_trains_nothing_fails(script, capsys, forkserver, source, co
     path = script(source)
     run_dir = path.parent / "run"
     run_dir.mkdir()
-    told = {"script": str(path), "arguments": (str(run_dir),)}
-    settings = Settings(spec=RunSpec(workers=2, steps=3), **told)
+    options = {"script": str(path), "arguments": (str(run_dir),)}
+    settings = Settings(spec=RunSpec(workers=2, steps=3), **options)
     assert Launcher(settings, run_dir, forkserver).run() == code
     err = capsys.readouterr().err
     assert what in err

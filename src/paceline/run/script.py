@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
-from paceline.run.launch.environment import Identity, identity, threads
+from paceline.run.launch.environment import Identity, threads
+from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
 from paceline.run.server.serve import serve_run
 from paceline.run.settings import Settings
@@ -49,13 +50,13 @@ def join() -> "Run":
 
     A script that was started by hand becomes a run of one worker.
     """
-    who = identity()
-    if who is None:
+    own = identity_from_environment()
+    if own is None:
         return Alone()
     if (count := threads()) is not None:
         torch.set_num_threads(count)
     keep_freed_memory()
-    return ServerRun(who) if who.worker is None else WorkerRun(who)
+    return ServerRun(own) if own.worker is None else WorkerRun(own)
 
 
 class Run:
@@ -144,18 +145,18 @@ class Alone(Run):
 class WorkerRun(Run):
     """A worker of a run."""
 
-    def __init__(self, who: Identity) -> None:
+    def __init__(self, identity: Identity) -> None:
         super().__init__()
-        assert who.worker is not None
-        self.worker = who.worker
-        self._who = who
+        assert identity.worker is not None
+        self.worker = identity.worker
+        self._identity = identity
         self._worker: Worker | None = None
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()
         training_state = self._training_state = gather(prepared.models, prepared.optimizers)
         replica = self._replica = Replica(training_state, prepared.models)
-        dial = shared_memory_dialer(self._who, training_state.spec)
+        dial = shared_memory_dialer(self._identity, training_state.spec)
         server = ServerConnection(self.worker, training_state.spec, dial)
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
@@ -282,15 +283,15 @@ class ServerRun(Run):
 
     worker = -1
 
-    def __init__(self, who: Identity) -> None:
+    def __init__(self, identity: Identity) -> None:
         super().__init__()
-        self._who = who
+        self._identity = identity
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()
-        settings = _with_samples(settings_of(self._who.run_dir), prepared.loaders)
+        settings = _with_samples(settings_of(self._identity.run_dir), prepared.loaders)
         state = gather(prepared.models, prepared.optimizers)
-        failure = serve_run(self._who, settings, state, prepared.models, prepared.schedulers)
+        failure = serve_run(self._identity, settings, state, prepared.models, prepared.schedulers)
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
         raise SystemExit(1 if failure else 0)

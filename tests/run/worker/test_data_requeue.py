@@ -101,8 +101,8 @@ be_late(run, 4)
 
 def test_batch_of_a_non_finite_gradient_does_not_come_again(launch):
     """It would be non-finite again, and its worker would never get on."""
-    spoil = "loss = loss * float('inf') if x[0] == 2 else loss"
-    source = LOOP.replace("HOLD", "").replace("BACKWARD", f"{spoil}\n    loss.backward()")
+    overflow = "loss = loss * float('inf') if x[0] == 2 else loss"
+    source = LOOP.replace("HOLD", "").replace("BACKWARD", f"{overflow}\n    loss.backward()")
     ran = launch(source, workers=1, steps=4)
     assert (ran.code, ran.err) == (0, "")
     assert batches(ran, 0) == [0, 1, 2, 3, 4]

@@ -175,9 +175,9 @@ loader = DataLoader(data, batch_size=2, sampler=Own())
 
 
 def test_stream_has_the_length_and_the_data_set_of_its_loader(launch):
-    told = "keep(run, told=(len(loader), loader.batch_size, len(loader.dataset)))\n"
-    ran = launch(SHUFFLED + told, workers=1, steps=1)
-    assert ran.kept[0]["told"] == (6, 4, SIZE)
+    sizes = "keep(run, sizes=(len(loader), loader.batch_size, len(loader.dataset)))\n"
+    ran = launch(SHUFFLED + sizes, workers=1, steps=1)
+    assert ran.kept[0]["sizes"] == (6, 4, SIZE)
 
 
 @pytest.mark.parametrize("options", ["", ", persistent_workers=True", ", prefetch_factor=4"])

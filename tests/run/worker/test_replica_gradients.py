@@ -165,18 +165,18 @@ def test_autocast_computes_in_bfloat16_and_keeps_the_type_of_the_weights(launch)
 
 SCALED = [
     "loss = loss_of(run.worker, run.version)",
-    "spoils = run.worker == 1 and run.version == SPOILT and scaler.get_scale() == 256.0",
-    "scaler.scale(loss * 1e38 if spoils else loss).backward()",
+    "overflows = run.worker == 1 and run.version == OVERFLOW_AT and scaler.get_scale() == 256.0",
+    "scaler.scale(loss * 1e38 if overflows else loss).backward()",
     "scaler.step(optimizer)",
     "scaler.update()",
 ]
 
 
-@pytest.mark.parametrize("spoilt", [-1, 2])
-def test_step_that_grad_scaler_skips_is_made_up_for(launch, spoilt):
+@pytest.mark.parametrize("overflow_at", [-1, 2])
+def test_step_that_grad_scaler_skips_is_made_up_for(launch, overflow_at):
     """Worker 1 overflows once, at version 2: it sends nothing and computes again."""
     source = SGD + AUTOCAST.replace("KIND", "float16")
-    lines = [line.replace("SPOILT", str(spoilt)) for line in SCALED]
+    lines = [line.replace("OVERFLOW_AT", str(overflow_at)) for line in SCALED]
     scaled = loop(lines).replace("    optimizer.step()\n", "")
     scaled = scaled.replace("keep(run,", "keep(run, scale=scaler.get_scale(),")
     ran = launch(
@@ -185,7 +185,7 @@ def test_step_that_grad_scaler_skips_is_made_up_for(launch, spoilt):
     assert ran.code == 0, ran.err
     assert [g.fate for g in ran.trace.gradients()] == ["accepted"] * 2 * STEPS
     assert ran.kept[0]["scale"] == 256.0
-    assert ran.kept[1]["scale"] == (128.0 if spoilt >= 0 else 256.0)
+    assert ran.kept[1]["scale"] == (128.0 if overflow_at >= 0 else 256.0)
     torch.testing.assert_close(
         ran.kept[0]["weights"], weights(train(source, STEPS)), rtol=1e-2, atol=1e-3
     )

@@ -195,13 +195,13 @@ def test_learning_rate_set_with_a_non_finite_gradient_applies_to_all(launch):
         + """
 run = paceline.join()
 model, optimizer = run.prepare(model, optimizer)
-spoilt = False
+has_overflowed = False
 while not run.finished:
     optimizer.zero_grad()
     loss = loss_of(run.worker, run.version)
-    if run.version == 2 and run.is_first and not spoilt:
+    if run.version == 2 and run.is_first and not has_overflowed:
         optimizer.param_groups[0]["lr"] = 0.03
-        loss, spoilt = loss * float("inf"), True
+        loss, has_overflowed = loss * float("inf"), True
     loss.backward()
     optimizer.step()
 keep(run, lr=optimizer.param_groups[0]["lr"], state=optimizer.state_dict())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Work that is of no use any more is given up: in a backward pass, and in an injected delay.
+"""A cancelled turn ends early: in a backward pass, and in an injected delay.
 
 Worker 1 is held in the middle of its backward pass until worker 0 has made the update without it.
 """
@@ -11,7 +11,7 @@ from paceline.spec import RunSpec
 from server_harness import serve
 
 STEPS = 8
-ROUNDING_S = 1e-9  # of the difference of two times
+ROUNDING_S = 1e-9  # in the difference of two times
 
 HELD = """
 torch.manual_seed(0)
@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 def hold(grad):
     tell("is-inside")
     wait_for("update-is-made")
-    time.sleep(0.01)  # long enough for the next look at whether this is still wanted
+    time.sleep(0.01)  # long enough for the next poll
 
 run = paceline.join()
 model, optimizer = run.prepare(model, optimizer)
@@ -36,7 +36,7 @@ while not run.finished:
         wait_for("is-inside")
     elif run.worker == 0:
         tell("update-is-made")
-        wait_for("is-told")
+        wait_for("knows-its-fate")
     x = torch.ones(2, 4)
     for number, layer in enumerate(layers):
         x = layer(x)
@@ -47,7 +47,7 @@ while not run.finished:
     optimizer.step()
     first = first or (str(run.last.fate), sorted(reached))
     if run.worker == 1:
-        tell("is-told")
+        tell("knows-its-fate")
 keep(run, first=first, largest=max(float(p.abs().max()) for p in model.parameters()))
 """
 
@@ -59,7 +59,7 @@ def test_a_backward_pass_of_no_use_is_cut_in_the_middle(launch):
     ran = launch(PACED, workers=2, steps=STEPS, policy="backup:1")
     assert ran.code == 0, ran.err
     assert gradients_of(ran.trace, 1)[0].fate == "cancelled"
-    assert ran.kept[1]["first"] == ("cancelled", [2, 3])  # layers behind the one that was held
+    assert ran.kept[1]["first"] == ("cancelled", [2, 3])  # the layers behind the held one
     assert ran.kept[0]["largest"] < 10
 
 
@@ -68,7 +68,7 @@ def test_a_plain_backward_pass_is_finished_and_nothing_of_it_is_used(launch):
     assert ran.code == 0, ran.err
     late = gradients_of(ran.trace, 1)[0]
     assert (late.fate, late.version, late.staleness) == ("late", 0, 1)
-    assert late.sq_norm is None  # nobody even looked at it
+    assert late.sq_norm is None  # it wasn't measured
     assert ran.kept[1]["first"] == ("late", [0, 1, 2, 3])
     assert ran.kept[0]["largest"] < 10
 
@@ -98,7 +98,7 @@ def trouble(run):
     assert {update.contributors for update in ran.trace.updates()} == {(0,)}
     delayed = gradients_of(ran.trace, 1)
     assert {gradient.fate for gradient in delayed} == {"cancelled"}
-    assert all(gradient.compute_s < 5 for gradient in delayed)  # of the ten that it was to take
+    assert all(gradient.compute_s < 5 for gradient in delayed)  # instead of ten
     assert all(gradient.compute_s >= 1e-3 - ROUNDING_S for gradient in gradients_of(ran.trace, 0))
 
 

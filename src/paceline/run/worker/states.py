@@ -12,7 +12,7 @@ Connection: is there a server to talk to?
     JOINED    SERVER_LOST  LOST
     JOINED    RUN_ENDED    ENDED
     LOST      REJOINED     JOINED
-    ENDED     SERVER_LOST  ENDED      the server may leave first; nobody needs it any more
+    ENDED     SERVER_LOST  ENDED      the server may exit before the worker does
     ========  ===========  ========
 
 Turn: what is the gradient worth that this worker is computing?
@@ -71,7 +71,7 @@ class Turn(_Named):
     IDLE = auto()  # there is none
     COMPUTING = auto()
     CANCELLED = auto()  # no longer wanted, but the server expects a report
-    CUT = auto()  # likewise, and it is incomplete
+    CUT = auto()  # cancelled, and incomplete
     VOID = auto()  # no server expects a report
 
 

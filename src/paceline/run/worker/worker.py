@@ -7,7 +7,7 @@ to compute at next. While the worker computes, the server may cancel the turn or
 worker polls for that during `backward`, during an injected delay, and before it reports.
 
 A server that dies takes with it everything that it hadn't saved. The worker waits for the next
-server, returns to the position in its data that this one knows, and goes on from there.
+server, returns to the position in its data that this server knows, and continues from there.
 
 `states` has the table of the states that a worker goes through.
 """
@@ -169,7 +169,7 @@ class Worker:
     def _worthless_report(
         self, turn: messages.Assignment, optimizer: int, options: tuple[OptionChange, ...]
     ) -> Report | None:
-        """Say whether a gradient that is no longer wanted was finished; None if nobody asks."""
+        """Describe a gradient that is no longer wanted; None if the turn is void."""
         if self._state.turn is Turn.VOID:
             return None
         compute_s = self._clock.elapsed_s
@@ -277,7 +277,7 @@ class Worker:
     def _wait_and_load(self) -> messages.FateNotice | None:
         """Wait for the next turn or the end, from this server or the next one, and load.
 
-        Returns what became of the last gradient; None if nobody knows.
+        Returns what became of the last gradient; None if that is unknown.
         """
         while not self.is_over:
             if self._state.connection is Connection.LOST:
