@@ -87,7 +87,7 @@ class Stage:
         nn.init.zeros_(self.model.weight)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         state = gather([self.model], [self.optimizer])
-        self.spec = state.contents
+        self.spec = state.spec
         store = InProcessStore(self.spec)
         self.network = InProcessNetwork(store)
         decider = Decider(parse_policy(policy), settings.spec)
