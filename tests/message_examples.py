@@ -46,6 +46,8 @@ EXAMPLES = [
     messages.PositionReport(2, b"somewhere"),
     messages.SlotShared(),
     messages.BufferShared(1),
+    messages.Watch(4, True),
+    messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
 ]
 """One of each message."""
 

@@ -316,12 +316,3 @@ def test_strict_reader_reads_a_line_of_any_length(
     monkeypatch.setattr(reader_module, "CHUNK_BYTES", 10)
     path.write_bytes(GOOD)
     assert TraceReader(path, is_strict=True).read() == RECORDS
-
-
-def test_what_is_skipped_is_not_returned(path: Path) -> None:
-    path.write_bytes(GOOD)
-    reader = TraceReader(path)
-    reader.skip_to_end()
-    assert reader.read() == []
-    append(path, line(RECORDS[0]))
-    assert reader.read() == RECORDS[:1]

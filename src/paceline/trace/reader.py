@@ -55,16 +55,8 @@ class TraceReader:
         self._lines = 0  # read
         self._inode = 0
 
-    def skip_to_end(self) -> None:
-        """Start after what the file holds now."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return
-        self._inode, self.offset = status.st_ino, status.st_size
-
     def read(self, max_bytes: int | None = None) -> list[Record]:
-        """Return the new records; call again if `max_bytes` may have cut them short.
+        """Return the new records, of about `max_bytes`; none only at the end of the file.
 
         A file that was replaced or truncated is read from its beginning, and `generation` grows:
         what earlier calls returned is then no longer in the file.
@@ -74,7 +66,10 @@ class TraceReader:
             with self._path.open("rb") as file:
                 self._check_replaced(file)
                 end = None if max_bytes is None else self.offset + max_bytes
-                while (end is None or self.offset < end) and (text := self._read_lines(file)):
+                while not found or end is None or self.offset < end:
+                    text = self._read_lines(file)
+                    if not text:
+                        break
                     found += self._decode(text)
                     self.offset += len(text)
         except OSError as error:

@@ -1,69 +1,237 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the launcher knows about its run."""
+"""What the launcher knows about its run, from the reports of a server that the test plays."""
 
-import msgspec
+import secrets
+import select
+from selectors import DefaultSelector
+
 import pytest
 
-from paceline.core.events import Fate
+from paceline.run.launch import monitor as monitor_module
+from paceline.run.launch.environment import Identity
 from paceline.run.launch.monitor import End, RunMonitor
-from paceline.trace.schema import FINISHED, Ended, Gradient, Header, Left, Restored, Update
+from paceline.run.net.address import accept, listen
+from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.handshake import Challenger, new_token
+from paceline.run.net.messages import (
+    Hello,
+    RunProgress,
+    Watch,
+    WorkerUnavailable,
+    decode_stranger,
+    decode_worker,
+)
+from paceline.trace.schema import FINISHED, STOPPED
 
-HEADER = Header(source="run", policy="sync", workers=2)
+PATIENCE_S = 60
 
 
-def line(record):
-    return msgspec.json.encode(record) + b"\n"
+class FakeServer:
+    """A server that reports whatever the test wants."""
 
+    def __init__(self, address, token):
+        self._token = token
+        self._listening = listen(address)
+        self._channel = None
 
-def append(path, *records):
-    with path.open("ab") as file:
-        file.writelines(map(line, records))
+    def greet(self, monitor):
+        """Accept the monitor's connection, and authenticate both sides."""
+        monitor.connect()
+        select.select([self._listening], [], [], PATIENCE_S)
+        sock = accept(self._listening)
+        sock.setblocking(True)
+        self._channel = Channel(sock, decode_stranger, STRANGER_LIMIT)
+        challenger = Challenger(self._token)
+        hello = self._channel.receive()
+        assert isinstance(hello, Hello)
+        self._channel.send(challenger.answer(hello))
+        monitor.receive()
+        challenger.check(self._channel.receive())
+        self._channel.trust(decode_worker)
+
+    def receive(self):
+        """Return the next message."""
+        return self._channel.receive()
+
+    def report(self, request, version=0, **values):
+        """Send a report."""
+        usual = {"accepted": {}, "here": (), "left": {}, "is_over": False, "is_deserted": False}
+        self._channel.send(RunProgress(request, version, **{**usual, **values}))
+
+    def die(self):
+        """Close everything, as the system does for a process that was killed."""
+        if self._channel is not None:
+            self._channel.close()
+        self._listening.close()
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "trace.jsonl"
+def selector():
+    with DefaultSelector() as selector:
+        yield selector
 
 
-def test_trace_of_an_earlier_run_is_skipped(path):
-    append(path, HEADER, Ended(1.0, 3))
-    monitor = RunMonitor(path, steps=9)
-    monitor.update()
-    assert not monitor.is_over
-    late = line(Gradient(1.0, 1, 2, 0, Fate.LATE, 0, 0.0, 0.0))
-    with path.open("ab", buffering=0) as file:
-        file.write(line(Gradient(1.0, 1, 1, 0, Fate.ACCEPTED, 0, 0.0, 0.0)) + late[:10])
-        monitor.update()
-        assert monitor.accepted == {1: 1}
-        file.write(late[10:] + b"not a line\n" + line(Update(1.0, 9, (1,), 1)))
-    monitor.update()
-    assert monitor.accepted == {1: 1}
-    assert (monitor.version, monitor.is_over) == (9, True)
-    append(path, Restored(1.0, 4, HEADER), Update(2.0, 5, (1,), 1))
-    monitor.update()
-    assert (monitor.version, monitor.is_over) == (9, False)
+@pytest.fixture
+def identity(tmp_path):
+    (tmp_path / "token").write_text(new_token())
+    address = f"unix:@paceline-test-{secrets.token_hex(8)}"
+    return Identity(address, tmp_path / "token", tmp_path, None)
 
 
-def test_last_update_is_not_yet_the_end(path):
-    monitor = RunMonitor(path, steps=2)
-    append(path, HEADER, Update(1.0, 2, (0,), 1))
-    monitor.update()
+@pytest.fixture
+def monitor(identity, selector):
+    monitor = RunMonitor(identity, selector)
+    monitor.on_server_start()
+    yield monitor
+    monitor.close()
+
+
+@pytest.fixture
+def start_server(identity):
+    servers = []
+
+    def start():
+        servers.append(FakeServer(identity.address, identity.token()))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.die()
+
+
+def test_missing_server_is_tried_again(monitor, selector):
+    assert monitor.retry_at is not None
+    monitor.connect()
+    assert monitor.retry_at is not None
+    assert not monitor.was_served
+    assert not selector.get_map()
+
+
+def test_connection_asks_for_the_progress(monitor, start_server, selector):
+    server = start_server()
+    server.greet(monitor)
+    assert monitor.retry_at is None
+    assert [key.data for key in selector.get_map().values()] == [monitor]
+    assert server.receive() == Watch(1, waits=False)
+    server.report(1, 3, accepted={0: 2, 1: 1}, here=(0,), left={1: 2})
+    assert not monitor.is_serving
+    monitor.receive()
+    assert (monitor.is_serving, monitor.was_served) == (True, True)
+    assert (monitor.version, monitor.accepted, monitor.left) == (3, {0: 2, 1: 1}, {1: 2})
+    assert server.receive() == Watch(2, waits=True)  # for the next news
+
+
+def test_last_update_is_not_yet_the_end(monitor, start_server):
+    server = start_server()
+    server.greet(monitor)
+    server.report(1, 2, is_over=True)
+    monitor.receive()
     assert (monitor.is_over, monitor.end) == (True, None)
-    append(path, Ended(1.0, 2))
-    monitor.update()
+    server.report(0, 2, is_over=True, ended_at=2, end_reason=FINISHED)
+    monitor.receive()
     assert monitor.end == End(2, FINISHED)
     assert monitor.is_finished
 
 
-def test_unfinished_line_of_a_killed_server_does_not_hide_the_next_line(path):
-    path.touch()
-    monitor = RunMonitor(path, steps=9)
-    whole = line(HEADER) + line(Update(1.0, 2, (0,), 1))
-    path.write_bytes(whole + line(Update(1.0, 3, (0,), 1))[:13])
-    monitor.update()
-    assert (monitor.version, monitor.is_serving) == (2, True)
+def test_end_that_is_sent_right_before_the_server_exits_is_not_lost(monitor, start_server):
+    server = start_server()
+    server.greet(monitor)
+    for version in range(200):
+        server.report(1, version)
+    server.report(0, 200, is_over=True, is_deserted=True, ended_at=200, end_reason=STOPPED)
+    server.die()
+    monitor.on_server_exit()
+    assert monitor.end == End(200, STOPPED)
+    assert (monitor.is_deserted, monitor.is_finished) == (True, False)
+    assert monitor.retry_at is None
+
+
+def test_knowledge_outlives_the_server(monitor, start_server):
+    server = start_server()
+    server.greet(monitor)
+    server.report(1, 8, accepted={0: 8, 1: 5}, here=(0,), left={1: 5}, is_over=True)
+    server.die()
+    monitor.on_server_exit()
     monitor.on_server_start()
-    assert not monitor.is_serving
-    path.write_bytes(whole + line(Restored(1.0, 1, HEADER)) + line(Left(1.0, 0)))
-    monitor.update()
-    assert monitor.left == {0: 1}
+    assert (monitor.version, monitor.is_over, monitor.end) == (8, True, None)
+    assert (monitor.is_serving, monitor.was_served) == (False, True)
+    assert monitor.left == {1: 5}
+
+
+def test_next_server_counts_on_top_of_the_last_one(monitor, start_server):
+    first = start_server()
+    first.greet(monitor)
+    first.report(1, 8, accepted={0: 8, 1: 5}, here=(0,), left={1: 5, 2: 6})
+    first.die()
+    monitor.on_server_exit()
+    monitor.on_server_start()
+    second = start_server()
+    second.greet(monitor)
+    assert second.receive() == Watch(1, waits=False)
+    second.report(1, 5, accepted={0: 1}, here=(0, 1))
+    monitor.receive()
+    assert monitor.version == 8  # the highest ever
+    assert monitor.accepted == {0: 9, 1: 5}
+    assert monitor.left == {2: 6}  # worker 1 is back
+    assert not monitor.is_over
+    second.report(1, 6, accepted={0: 2}, here=(0,), left={1: 6})
+    monitor.receive()
+    assert (monitor.accepted, monitor.left) == ({0: 10, 1: 5}, {1: 6, 2: 6})
+
+
+def test_lost_connection_is_made_again(monitor, start_server):
+    server = start_server()
+    server.greet(monitor)
+    server.die()
+    monitor.receive()
+    assert monitor.retry_at is not None
+    again = start_server()
+    again.greet(monitor)
+    assert again.receive() == Watch(1, waits=False)
+
+
+def test_server_with_another_token_is_not_believed(monitor, start_server, identity):
+    identity.token_file.write_text(new_token())  # which only the server reads
+    server = start_server()
+    with pytest.raises(Exception, match="closed"):
+        server.greet(monitor)
+    assert not monitor.was_served
+
+
+def test_refresh_waits_for_the_answer(monitor, start_server):
+    server = start_server()
+    server.greet(monitor)
+    server.report(1, 3)
+    monitor.receive()
+    server.report(2, 4, accepted={1: 1})  # crosses the request of the refresh
+    server.report(3, 5, accepted={1: 2})
+    monitor.refresh()
+    assert (monitor.version, monitor.accepted) == (5, {1: 2})
+    assert [server.receive() for _ in range(4)] == [
+        Watch(1, waits=False),
+        Watch(2, waits=True),
+        Watch(3, waits=False),
+        Watch(4, waits=True),
+    ]
+
+
+def test_busy_server_is_waited_for_once(monitor, start_server, monkeypatch):
+    monkeypatch.setattr(monitor_module, "REFRESH_S", 0.01)
+    server = start_server()
+    server.greet(monitor)
+    server.report(1, 3)
+    monitor.receive()
+    monitor.refresh()
+    monkeypatch.setattr(monitor_module, "REFRESH_S", 1e9)  # a second wait would last forever
+    monitor.refresh()
+    assert monitor.version == 3
+
+
+def test_unavailable_workers_are_reported(monitor, start_server):
+    assert not monitor.report_unavailable({1: "it fails"})  # there is no connection
+    server = start_server()
+    server.greet(monitor)
+    assert monitor.report_unavailable({1: "it fails", 2: "its script ended"})
+    assert server.receive() == Watch(1, waits=False)
+    assert server.receive() == WorkerUnavailable(1, "it fails")
+    assert server.receive() == WorkerUnavailable(2, "its script ended")

@@ -16,8 +16,9 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.errors import PacelineError, PeerLost
+from paceline.run.launch.environment import Identity
 from paceline.run.launch.forkserver import ForkServer
-from paceline.run.launch.monitor import RunMonitor, report_unavailable
+from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.outcome import of_updates, outcome
 from paceline.run.launch.output import Output, OutputStream, PipeSafeScreen, PlainScreen, Screen
 from paceline.run.launch.processes import Child, Processes
@@ -79,12 +80,15 @@ class Launcher:
             if self._owns_forkserver:
                 stack.callback(self._forkserver.close)
             stack.callback(self._output.close)
+            server = write_run_files(self._run_dir, self._settings)
+            self._monitor = RunMonitor(server, self._selector)
+            stack.callback(self._monitor.close)
             stack.callback(self._kill_remaining)
-            return self._run()
+            return self._run(server)
 
-    def _run(self) -> int:
+    def _run(self, server: Identity) -> int:
         try:
-            self._start()
+            self._start(server)
             while self._processes or any(child.start_at is not None for child in self._children):
                 self._step()
         except PeerLost as error:  # the system has killed everything forked from the fork server
@@ -101,10 +105,8 @@ class Launcher:
     def _is_any_worker_running(self) -> bool:
         return any(worker.pid is not None for worker in self._workers)
 
-    def _start(self) -> None:
-        who = write_run_files(self._run_dir, self._settings)
+    def _start(self, server: Identity) -> None:
         spec = self._settings.spec
-        self._monitor = RunMonitor(self._run_dir / "trace.jsonl", spec.steps)
         self._forkserver.start()
         while not self._forkserver.wait_ready(TICK_S):
             if self._signals.count:
@@ -113,9 +115,9 @@ class Launcher:
         self._selector.register(self._forkserver, selectors.EVENT_READ)
         cores = len(os.sched_getaffinity(0))
         threads = max(1, cores // spec.workers)
-        self._server = Child("server", who, cores)
+        self._server = Child("server", server, cores)
         self._workers = [
-            Child(f"worker {worker}", replace(who, worker=worker), threads)
+            Child(f"worker {worker}", replace(server, worker=worker), threads)
             for worker in range(spec.workers)
         ]
         for child in self._children:
@@ -125,17 +127,21 @@ class Launcher:
 
     def _step(self) -> None:
         """Wait for the next event or tick, and handle whatever happened."""
-        due = [child.start_at for child in self._children if child.start_at is not None]
-        until = min([self._next_tick, *due])
+        due = [self._monitor.retry_at, *(child.start_at for child in self._children)]
+        until = min([self._next_tick, *(at for at in due if at is not None)])
         for key, _ in self._selector.select(max(0.0, until - monotonic())):
             if isinstance(key.data, OutputStream):
                 self._output.read(key.data)
+            elif key.data is self._monitor:
+                self._monitor.receive()
         for child in self._processes.take_exited():
-            self._monitor.update()
             if child is self._server:
+                self._monitor.on_server_exit()
                 self._on_server_exited(child)
             else:
                 self._on_worker_exited(child)
+        if self._monitor.retry_at is not None and monotonic() >= self._monitor.retry_at:
+            self._monitor.connect()
         if self._signals.count > self._signals_handled:
             self._on_stop_signal()
         if monotonic() >= self._next_tick:
@@ -148,7 +154,6 @@ class Launcher:
             self._processes.kill()
 
     def _on_tick(self) -> None:
-        self._monitor.update()
         self._output.tick(monotonic())
         self._screen.tick()
         self._report_unavailable()
@@ -161,6 +166,7 @@ class Launcher:
             self._mark_unavailable(worker, "its script ended")
             self._completed.add(worker.who.worker)
         elif not worker.is_killed:
+            self._monitor.refresh()  # its last gradients may not be reported yet
             if not self._may_start(worker) or self._all_failed_alike():
                 self._output.say(f"{worker.name} {worker.exit_text}")
                 self._mark_unavailable(worker, worker.exit_text)
@@ -222,7 +228,6 @@ class Launcher:
 
     def _restart(self, child: Child) -> None:
         child.start_at = None
-        self._monitor.update()
         if self._may_start(child):
             try:
                 self._start_child(child)
@@ -252,14 +257,10 @@ class Launcher:
             self._unreported.add(child.who.worker)
 
     def _report_unavailable(self) -> None:
-        if not self._unreported or self._is_ending or self._monitor.end is not None:
-            return
-        if self._server is None or self._server.pid is None:
-            return
-        who = self._server.who
-        reasons = {worker: self._unavailable[worker] for worker in sorted(self._unreported)}
-        if report_unavailable(who.address, who.token(), reasons):
-            self._unreported.clear()
+        if self._unreported and not self._is_ending:
+            reasons = {worker: self._unavailable[worker] for worker in sorted(self._unreported)}
+            if self._monitor.report_unavailable(reasons):
+                self._unreported.clear()
 
     def _say_early_ends(self) -> None:
         """Say whose scripts ended before the run did, unless that ends the run."""
@@ -320,7 +321,6 @@ class Launcher:
                 self._step()
 
     def _exit_code(self) -> int:
-        self._monitor.update()
         self._say_early_ends()
         end = self._monitor.end
         if end is not None and self._monitor.is_finished and not self._workers[0].code:

@@ -1,31 +1,40 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the launcher knows about the progress and the end of its run."""
+"""What the launcher knows about its run, from its connection to the server.
+
+The launcher connects like a worker does and asks for the progress of the run with `Watch`. It has
+always one request open, which the server answers with `RunProgress` when there is news. Nothing
+here waits for the server, except `refresh` and `drain`, which wait a moment.
+
+What is known stays known when the server dies. The next server counts from its own start, so what
+the earlier ones reported is kept as the base of its numbers.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
+from selectors import EVENT_READ, BaseSelector
+from time import monotonic
 from typing import NamedTuple
 
-from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
-from paceline.run.net.handshake import connect
-from paceline.run.net.messages import WorkerUnavailable
-from paceline.trace.reader import TraceReader
-from paceline.trace.schema import (
-    FINISHED,
-    Ended,
-    Gradient,
-    Joined,
-    Left,
-    Record,
-    Restored,
-    Stopped,
-    Update,
+from paceline.run.launch.environment import Identity
+from paceline.run.net.address import dial
+from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.handshake import Authenticator
+from paceline.run.net.messages import (
+    FromServer,
+    RunProgress,
+    Watch,
+    WorkerUnavailable,
+    decode_server,
 )
+from paceline.trace.schema import FINISHED
 
-__all__ = ["End", "RunMonitor", "report_unavailable"]
+__all__ = ["End", "RunMonitor"]
 
-CONNECT_S = 1.0  # how long to wait for the server to answer
+CONNECT_S = 1.0  # for the system to connect; only a server that is flooded takes long
+RETRY_S = 0.05  # between attempts to connect
+REFRESH_S = 1.0  # for a server to answer; one that is busy may take longer
+DRAIN_S = 1.0  # for the connection to close when the server has exited
 
 
 class End(NamedTuple):
@@ -36,34 +45,27 @@ class End(NamedTuple):
 
 
 class RunMonitor:
-    """Follows a run by its trace; lines of an earlier run in the same folder are skipped."""
+    """The progress and the end of a run."""
 
-    def __init__(self, path: Path, steps: int | None) -> None:
+    def __init__(self, server: Identity, selector: BaseSelector) -> None:
+        """Register with the selector whenever there is a connection, with itself as the data."""
         self.accepted: Counter[int] = Counter()  # gradients, by worker
         self.version = 0  # the highest that was ever reached
         self.left: dict[int, int] = {}  # workers that left before the end, and at which version
-        self.is_deserted = False  # whether all workers had left when the run was stopped
-        self.is_over = False  # whether the last update is made
+        self.is_deserted = False  # whether no worker was here when the run was stopped
+        self.is_over = False  # whether the last update is made, or the run was stopped
         self.end: End | None = None  # not None iff the server has written everything
-        self.is_serving = False  # whether the current server has written anything
-        self._current = 0  # version
-        self._samples = 0  # in accepted gradients
-        self._samples_wanted: int | None = None
-        self._here: set[int] = set()  # workers
-        self._is_new = not path.exists()
-        self._path = path
-        self._steps = steps
-        self._reader = TraceReader(path)
-        self._reader.skip_to_end()
-
-    def on_server_start(self) -> None:
-        """A new server process starts."""
-        self.is_serving = False
-
-    @property
-    def was_served(self) -> bool:
-        """Whether any server got as far as serving, even if it had no space to write anything."""
-        return self.is_serving or (self._is_new and self._path.exists())
+        self.is_serving = False  # whether the current server has answered
+        self.was_served = False  # whether any server has
+        self._address, self._token = server.address, server.token()
+        self._selector = selector
+        self._channel: Channel[FromServer] | None = None
+        self._authenticator: Authenticator | None = None  # not None iff the handshake is under way
+        self._retry_at: float | None = None  # not None iff there is a server to connect to
+        self._base_accepted: Counter[int] = Counter()  # by earlier servers
+        self._base_left: dict[int, int] = {}
+        self._requests = 0  # sent to the current server
+        self._answered = 0  # the newest of them that was answered
 
     @property
     def is_finished(self) -> bool:
@@ -71,60 +73,123 @@ class RunMonitor:
         return self.end is not None and self.end.reason == FINISHED
 
     @property
-    def _is_last(self) -> bool:
-        has_samples = self._samples_wanted is not None and self._samples >= self._samples_wanted
-        return has_samples or (self._steps is not None and self._current >= self._steps)
+    def retry_at(self) -> float | None:
+        """When to call `connect`; None: there is a connection, or no server."""
+        return self._retry_at if self._channel is None else None
 
-    def update(self) -> None:
-        """Read what is new."""
-        offset = self._reader.offset
-        records = self._reader.read()
-        if self._samples_wanted is None and self._reader.header is not None:
-            self._samples_wanted = self._reader.header.samples
-        for record in records:
-            self._on_record(record)
-        self.is_serving |= self._reader.offset > offset
+    # ------------------------------------------------------------------------------- the server
 
-    def _on_record(self, record: Record) -> None:
-        match record:
-            case Gradient():
-                if record.fate is Fate.ACCEPTED:
-                    self.accepted[record.worker] += 1
-                    self._samples += record.samples
-            case Update():
-                self._current = record.update
-                self.version = max(self.version, self._current)
-                self.is_over = self.is_over or self._is_last
-            case Joined():
-                self._here.add(record.worker)
-                self.left.pop(record.worker, None)
-            case Left() if not self.is_over:
-                self._here.discard(record.worker)
-                self.left[record.worker] = self._current
-            case Stopped():
-                self.is_over, self.is_deserted = True, not self._here
-            case Ended():
-                self.is_over, self.end = True, End(record.version, record.reason)
-            case Restored():
-                self._current, self._samples = record.version, record.samples
-                self._samples_wanted = record.header.samples
-                self._here.clear()
-                self.is_over, self.end = self._is_last, None
-            case _:
-                pass
+    def on_server_start(self) -> None:
+        """Prepare for a new server process."""
+        self._disconnect()
+        self.is_serving = False
+        self.end = None
+        self._base_accepted, self._base_left = self.accepted.copy(), dict(self.left)
+        self._retry_at = monotonic()
 
+    def on_server_exit(self) -> None:
+        """Receive what the server sent last, and expect nothing more from it."""
+        until = monotonic() + DRAIN_S
+        while self._channel is not None and self._wait(until):
+            self.receive()
+        self._disconnect()
+        self._retry_at = None
 
-def report_unavailable(address: str, token: str, reasons: Mapping[int, str]) -> bool:
-    """Tell the server which workers won't be restarted, and why; return whether it was reached."""
-    try:
-        channel = connect(address, token, timeout_s=CONNECT_S)
+    # --------------------------------------------------------------------------- the connection
+
+    def connect(self) -> None:
+        """Try to connect; a server that doesn't listen yet is tried again later."""
+        assert self._channel is None
+        self._retry_at = monotonic() + RETRY_S
+        try:
+            sock = dial(self._address, CONNECT_S)
+            sock.setblocking(False)
+            self._channel = Channel(sock, decode_server, STRANGER_LIMIT)
+            self._selector.register(self._channel, EVENT_READ, self)
+            self._authenticator = Authenticator(self._address, self._token)
+            self._channel.send(self._authenticator.hello())
+        except PeerLost:
+            self._disconnect()
+
+    def receive(self) -> None:
+        """Handle what has arrived; a connection that breaks is made again later."""
+        if self._channel is None:
+            return
+        try:
+            for message in self._channel.receive_nowait():
+                if self._authenticator is not None:
+                    self._channel.send(self._authenticator.prove(message))
+                    self._channel.trust(decode_server)
+                    self._authenticator = None
+                    self._request(waits=False)
+                elif isinstance(message, RunProgress):
+                    self._on_progress(message)
+        except (PeerLost, ProtocolError):
+            self._disconnect()
+
+    def refresh(self) -> None:
+        """Wait until the server has answered, so that everything before is known.
+
+        A server that hasn't answered the last time is busy, and isn't waited for again.
+        """
+        if self._channel is None or self._authenticator is not None or self.is_over:
+            return
+        if self._answered < self._requests - 1:
+            return
+        self._request(waits=False)
+        request, until = self._requests, monotonic() + REFRESH_S
+        while self._answered < request and self._wait(until):
+            self.receive()
+
+    def report_unavailable(self, reasons: Mapping[int, str]) -> bool:
+        """Tell the server which workers won't be restarted, and why; return whether it was told."""
+        if self._channel is None or self._authenticator is not None:
+            return False
         try:
             for worker, reason in reasons.items():
-                channel.send(WorkerUnavailable(worker, reason))
-        finally:
-            channel.close()
-    except PeerLost:  # not there yet, or busy: try again later
-        return False
-    except ProtocolError:  # it refuses: trying again won't help
+                self._channel.send(WorkerUnavailable(worker, reason))
+        except PeerLost:
+            self._disconnect()
+            return False
         return True
-    return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._disconnect()
+        self._retry_at = None
+
+    def _wait(self, until: float) -> bool:
+        """Wait for something to receive, until this time; return whether there is."""
+        left_s = until - monotonic()
+        return self._channel is not None and left_s > 0 and self._channel.wait_readable(left_s)
+
+    def _request(self, *, waits: bool) -> None:
+        assert self._channel is not None
+        self._requests += 1
+        try:
+            self._channel.send(Watch(self._requests, waits))
+        except PeerLost:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._channel is not None:
+            self._selector.unregister(self._channel)
+            self._channel.close()
+        self._channel = self._authenticator = None
+        self._requests = self._answered = 0
+
+    # ------------------------------------------------------------------------------ the progress
+
+    def _on_progress(self, progress: RunProgress) -> None:
+        self.is_serving = self.was_served = True
+        self._answered = max(self._answered, progress.request)
+        self.version = max(self.version, progress.version)
+        self.accepted = self._base_accepted + Counter(progress.accepted)
+        for worker in progress.here:
+            self._base_left.pop(worker, None)
+        self.left = {**self._base_left, **progress.left}
+        self.is_over, self.is_deserted = progress.is_over, progress.is_deserted
+        if progress.ended_at is not None:
+            self.end = End(progress.ended_at, progress.end_reason)
+        elif progress.request == self._requests:
+            self._request(waits=True)

@@ -22,7 +22,7 @@ from paceline.run.net.messages import (
     decode_server,
 )
 
-__all__ = ["Challenger", "connect", "new_token"]
+__all__ = ["Authenticator", "Challenger", "connect", "new_token"]
 
 
 def new_token() -> str:
@@ -62,6 +62,33 @@ class Challenger:
             raise ProtocolError("the token is wrong")
 
 
+class Authenticator:
+    """The client's half of the handshake."""
+
+    def __init__(self, address: str, token: str) -> None:
+        """`address`: of the server, for error messages."""
+        self._address = address
+        self._token = token
+        self._nonce = secrets.token_bytes(32)
+
+    def hello(self) -> Hello:
+        """Return the first message."""
+        return Hello(PROTOCOL, self._nonce)
+
+    def prove(self, challenge: FromServer) -> Proof:
+        """Check the server's proof and return ours; raises ProtocolError."""
+        if isinstance(challenge, Refused):
+            raise ProtocolError(
+                f"the server at {self._address} refused the connection: {challenge.reason}"
+            )
+        if not isinstance(challenge, Challenge):
+            raise ProtocolError(f"expected a challenge from {self._address}, got {challenge!r}")
+        expected = _proof(self._token, b"server", self._nonce, challenge.nonce)
+        if not hmac.compare_digest(expected, challenge.proof):
+            raise ProtocolError(f"the server at {self._address} has another token")
+        return Proof(_proof(self._token, b"worker", self._nonce, challenge.nonce))
+
+
 def connect(address: str, token: str, timeout_s: float | None = None) -> Channel[FromServer]:
     """Connect to the server and authenticate both sides; raises PeerLost if it isn't there.
 
@@ -70,24 +97,11 @@ def connect(address: str, token: str, timeout_s: float | None = None) -> Channel
     """
     channel = Channel(dial(address, timeout_s), decode_server, STRANGER_LIMIT)
     try:
-        _authenticate(channel, address, token)
+        authenticator = Authenticator(address, token)
+        channel.send(authenticator.hello())
+        channel.send(authenticator.prove(channel.receive()))
     except BaseException:
         channel.close()
         raise
     channel.trust(decode_server)
     return channel
-
-
-def _authenticate(channel: Channel[FromServer], address: str, token: str) -> None:
-    """The client's half of the handshake."""
-    nonce = secrets.token_bytes(32)
-    channel.send(Hello(PROTOCOL, nonce))
-    challenge = channel.receive()
-    if isinstance(challenge, Refused):
-        raise ProtocolError(f"the server at {address} refused the connection: {challenge.reason}")
-    if not isinstance(challenge, Challenge):
-        raise ProtocolError(f"expected a challenge from {address}, got {challenge!r}")
-    expected = _proof(token, b"server", nonce, challenge.nonce)
-    if not hmac.compare_digest(expected, challenge.proof):
-        raise ProtocolError(f"the server at {address} has another token")
-    channel.send(Proof(_proof(token, b"worker", nonce, challenge.nonce)))

@@ -16,6 +16,11 @@ Theory of operation
     PositionReport(checkpoint)      ->
                                     <-    RunEnded
 
+    launcher                              server
+    Watch(request)                  ->                                 after the same handshake
+                                    <-    RunProgress(request)         now, or when there is news
+    WorkerUnavailable(worker)       ->                                 it won't be restarted
+
     SlotShared and BufferShared belong to the shared-memory transport, which sends them just before
     the message that needs the memory and hides them from everybody else.
 
@@ -61,10 +66,12 @@ __all__ = [
     "Proof",
     "Refused",
     "RunEnded",
+    "RunProgress",
     "SlotShared",
     "StateReply",
     "StateRequest",
     "StateUpload",
+    "Watch",
     "Welcome",
     "WorkerUnavailable",
     "decode_server",
@@ -245,6 +252,27 @@ class BufferShared(_Message, tag=19, frozen=True):
     buffer: Count
 
 
+class Watch(_Message, tag=20, frozen=True):
+    """Ask for one report on the progress of the run."""
+
+    request: Count  # a number for the reply
+    waits: bool  # until there is news; otherwise the reply comes immediately
+
+
+class RunProgress(_Message, tag=21, frozen=True):
+    """Report the progress of the run to the launcher; the end is reported without a request."""
+
+    request: Count  # the one that this answers; 0: none
+    version: Count
+    accepted: dict[WorkerNumber, Count]  # gradients of each worker since this server started
+    here: tuple[WorkerNumber, ...]
+    left: dict[WorkerNumber, Count]  # workers that left before the end, and at which version
+    is_over: bool  # the last update is made, or the run was stopped
+    is_deserted: bool  # no worker was here when the run was stopped
+    ended_at: Count | None = None  # the last version; not None iff everything is written
+    end_reason: Text = ""  # "finished", "stopped", or why the run failed
+
+
 FromStranger = Hello | Proof
 FromWorker = (
     Join
@@ -254,6 +282,7 @@ FromWorker = (
     | StateUpload
     | WorkerUnavailable
     | PositionReport
+    | Watch
 )
 FromServer = (
     Challenge
@@ -266,6 +295,7 @@ FromServer = (
     | PositionRequest
     | SlotShared
     | BufferShared
+    | RunProgress
 )
 
 

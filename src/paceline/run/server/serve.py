@@ -89,6 +89,7 @@ def _make_server(
     listener.stop_on(signal.SIGTERM, signal.SIGINT)
     decider = Decider(policy, settings.spec, origin)
     server = Server(settings, decider, shard, listener, recorder, checkpointer)
+    server.expect_launcher()
     if saved is not None:
         server.restore(saved)
     commit_spec(run_dir)

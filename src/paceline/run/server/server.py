@@ -44,6 +44,7 @@ from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.timers import RunClock, Timers
+from paceline.run.server.watchers import Watchers
 from paceline.run.settings import Settings
 from paceline.run.tensors.group_options import group_of
 from paceline.run.tensors.shard import Shard
@@ -79,6 +80,7 @@ class Server:
         self._recorder = recorder
         self._checkpointer = checkpointer
         self._roster = Roster(settings, shard.state.spec)
+        self._watchers = Watchers(decider.ledger)
         self._failures = FailureWatch()
         self._progress = Progress(settings)
         self._timers = Timers()
@@ -107,12 +109,17 @@ class Server:
             messages.StateUpload: self._on_state_upload,
             messages.PositionReport: self._on_position_report,
             messages.WorkerUnavailable: self._on_worker_unavailable,
+            messages.Watch: self._on_watch,
         }
 
     def restore(self, saved: Saved) -> None:
         """Continue from a checkpoint; the decider and the shard have loaded it already."""
         self._executor.restore(saved)
         self._checkpointer.restore(saved.positions)
+
+    def expect_launcher(self) -> None:
+        """Don't end before the launcher has come, or it would not learn how the run ended."""
+        self._watchers.is_awaited = True
 
     def serve(self) -> str:
         """Run until everybody has left; return why the run failed, "" if it didn't."""
@@ -121,8 +128,9 @@ class Server:
             if monotonic() >= next_tick:
                 self._tick()
                 next_tick = monotonic() + TICK_S
-            self._wait_for_news(next_tick)
+            self._wait_for_news(min(next_tick, self._watchers.due_at))
             self._fire_timers()
+            self._watchers.report(monotonic())
             self._lose_broken()
             if self._connections.stop_wanted and not self._is_stopping:
                 self._handle(StopRequested(self._clock.now()))
@@ -130,6 +138,7 @@ class Server:
         self._checkpointer.finish()
         self._recorder.write([self._end])
         self._recorder.close()
+        self._watchers.report_end(self._end)
         self._connections.shut_down()
         return self._failures.failure or ("" if self._end.version else "no update was made")
 
@@ -153,7 +162,9 @@ class Server:
         """Return whether the run has ended and every worker was told, late ones included."""
         if self._end is None or self._roster.active:
             return False
-        if self._roster.known_count >= self._settings.spec.workers or self._connections.stop_wanted:
+        was_everybody_here = self._roster.known_count >= self._settings.spec.workers
+        is_complete = was_everybody_here and not self._watchers.is_awaited
+        if is_complete or self._connections.stop_wanted:
             return True
         return self._clock.now() > self._end.t + LINGER_S
 
@@ -178,6 +189,7 @@ class Server:
     def _lose(self, end: PeerEnd, reason: str, tell_it: str = "") -> None:
         """Close a connection; if it is a member's, the worker leaves the run."""
         self._connections.close(end, tell_it)
+        self._watchers.remove(end)
         peer = self._roster.find(end)
         if peer is not None:
             self._roster.remove(peer)
@@ -215,6 +227,9 @@ class Server:
             self._roster.expect_no_more(worker)
             self._progress.say(f"not waiting for worker {worker}: {reason}")
             self._handle(WorkerMissing(self._clock.now(), worker, reason))
+
+    def _on_watch(self, end: PeerEnd, message: messages.Watch) -> None:
+        self._watchers.add(end, message)
 
     def _on_gradient_report(self, end: PeerEnd, report: messages.GradientReport) -> None:
         peer = self._reporting_peer(end, report)
@@ -336,6 +351,7 @@ class Server:
         gradient = report if isinstance(report, messages.GradientReport) else None
         performed = self._executor.perform(actions, event.time, version, gradient)
         self._end = performed.end or self._end
+        self._watchers.note(event, actions, monotonic())
         self._recorder.write(record_event(event, actions, version, measured, performed.made))
         for action in actions:
             if isinstance(action, ApplyUpdate):

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reports the progress of the run to those who watch it, in practice the launcher.
+
+A watcher sends `Watch` and gets one `RunProgress` for it, either immediately or once there is news.
+So a watcher that stops reading has at most one unread report. News that the launcher acts on (a
+worker joined or left, the run is over) is reported immediately; the rest is collected for a moment.
+The end of the run is reported to every watcher, whether it asked or not.
+"""
+
+from collections import Counter
+from contextlib import suppress
+from math import inf
+
+from paceline.core.events import Accept, Action, Event, StopRequested, WorkerJoined, WorkerLeft
+from paceline.core.ledger import Ledger
+from paceline.errors import PeerLost
+from paceline.run.net.messages import RunProgress, Watch
+from paceline.run.net.transport import PeerEnd
+from paceline.trace.schema import Ended
+
+__all__ = ["Watchers"]
+
+COLLECT_S = 0.1  # how long news that isn't urgent is collected
+
+
+class Watchers:
+    """The connections that watch the run, and what they are told."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.is_awaited = False  # whether the launcher is still to come
+        self._ledger = ledger
+        self._ends: dict[PeerEnd, Watch | None] = {}  # None: it has its report
+        self._accepted: Counter[int] = Counter()  # gradients, by worker
+        self._left: dict[int, int] = {}  # version at which each worker left
+        self._is_deserted = False
+        self._version = ledger.version  # before the event that is noted next
+        self._was_over = False  # then
+        self._due_at = inf  # when to report the news; inf: there is none
+        self._reported_at = -inf
+
+    def add(self, end: PeerEnd, watch: Watch) -> None:
+        """Answer a request, immediately or when there is news."""
+        self.is_awaited = False
+        self._ends[end] = watch
+        if not watch.waits:
+            self._send(end, None)
+
+    def remove(self, end: PeerEnd) -> None:
+        """Forget a connection that is gone."""
+        self._ends.pop(end, None)
+
+    def note(self, event: Event, actions: list[Action], now: float) -> None:
+        """Note an event and the decisions on it; `now` is on the clock of `report`."""
+        for action in actions:
+            if type(action) is Accept:
+                self._accepted[action.worker] += 1
+        is_over = self._is_over
+        is_urgent = is_over and not self._was_over
+        match event:
+            case WorkerJoined():
+                self._left.pop(event.worker, None)
+                is_urgent = True
+            case WorkerLeft():
+                if not self._was_over:
+                    self._left[event.worker] = self._version
+                is_urgent = True
+            case StopRequested():
+                self._is_deserted = not self._ledger.members
+            case _:
+                pass
+        self._version, self._was_over = self._ledger.version, is_over
+        due_at = now if is_urgent else max(now, self._reported_at + COLLECT_S)
+        self._due_at = min(self._due_at, due_at)
+
+    @property
+    def due_at(self) -> float:
+        """When to call `report`; inf: there is nothing to report."""
+        return self._due_at if any(self._ends.values()) else inf
+
+    def report(self, now: float) -> None:
+        """Report the news to those who wait for it, if it is due."""
+        if now < self.due_at:
+            return
+        self._due_at, self._reported_at = inf, now
+        for end, watch in list(self._ends.items()):
+            if watch is not None:
+                self._send(end, None)
+
+    def report_end(self, ended: Ended) -> None:
+        """Report the end of the run to everyone; everything is written."""
+        for end in list(self._ends):
+            self._send(end, ended)
+
+    @property
+    def _is_over(self) -> bool:
+        ledger = self._ledger
+        is_last = ledger.last is not None and ledger.version >= ledger.last
+        return ledger.finished or ledger.stopping or is_last
+
+    def _send(self, end: PeerEnd, ended: Ended | None) -> None:
+        watch = self._ends[end]
+        self._ends[end] = None
+        progress = RunProgress(
+            request=0 if watch is None else watch.request,
+            version=self._ledger.version,
+            accepted=dict(self._accepted),
+            here=tuple(self._ledger.members),
+            left=dict(self._left),
+            is_over=self._is_over,
+            is_deserted=self._is_deserted,
+            ended_at=None if ended is None else ended.version,
+            end_reason="" if ended is None else ended.reason,
+        )
+        with suppress(PeerLost):  # receiving from it finds out, too
+            end.send(progress)
