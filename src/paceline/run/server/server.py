@@ -211,12 +211,9 @@ class Server:
     def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
         position = self._checkpointer.position_of(message.worker)
         peer = self._roster.admit(end, message, self._checkpointer.is_on, position)
-        self._join(peer)
-
-    def _join(self, peer: Peer) -> None:
-        was_over = self._end is not None
+        had_ended = self._end is not None  # whoever was here when the run ended was told
         self._handle(WorkerJoined(self._clock.now(), peer.worker))
-        if was_over:  # otherwise, if the run ends now, everybody is told, this worker too
+        if had_ended:
             self._executor.send_end(peer)
 
     def _on_worker_unavailable(self, end: PeerEnd, message: messages.WorkerUnavailable) -> None:
@@ -299,7 +296,7 @@ class Server:
     def _rejoin(self, peer: Peer) -> None:
         self._roster.unpark(peer)
         self._progress.say(f"worker {peer.worker} is back")
-        self._join(peer)
+        self._handle(WorkerJoined(self._clock.now(), peer.worker))
 
     def _on_state_request(self, end: PeerEnd, message: messages.StateRequest) -> None:
         self._roster.member(end)
