@@ -107,7 +107,7 @@ class RunMonitor:
             self._channel = Channel(sock, decode_server, STRANGER_LIMIT)
             self._selector.register(self._channel, EVENT_READ, self)
             self._authenticator = Authenticator(self._address, self._token)
-            self._channel.send(self._authenticator.hello())
+            self._send(self._authenticator.hello())
         except PeerLost:
             self._disconnect()
 
@@ -118,7 +118,7 @@ class RunMonitor:
         try:
             for message in self._channel.receive_nowait():
                 if self._authenticator is not None:
-                    self._channel.send(self._authenticator.prove(message))
+                    self._send(self._authenticator.prove(message))
                     self._channel.trust(decode_server)
                     self._authenticator = None
                     self._request(waits=False)
@@ -145,13 +145,7 @@ class RunMonitor:
         """Tell the server which workers won't be restarted, and why; return whether it was told."""
         if self._channel is None or self._authenticator is not None:
             return False
-        try:
-            for worker, reason in reasons.items():
-                self._channel.send(WorkerUnavailable(worker, reason))
-        except PeerLost:
-            self._disconnect()
-            return False
-        return True
+        return all(self._send(WorkerUnavailable(*item)) for item in reasons.items())
 
     def close(self) -> None:
         """Close the connection."""
@@ -164,12 +158,21 @@ class RunMonitor:
         return self._channel is not None and left_s > 0 and self._channel.wait_readable(left_s)
 
     def _request(self, *, waits: bool) -> None:
-        assert self._channel is not None
         self._requests += 1
+        self._send(Watch(self._requests, waits))
+
+    def _send(self, message: object) -> bool:
+        """Send a message; return whether that worked.
+
+        If it didn't, the connection stays open: what the server sent before it closed it, such as
+        the end of the run, is still to be received. Then receiving fails, too.
+        """
+        assert self._channel is not None
         try:
-            self._channel.send(Watch(self._requests, waits))
+            self._channel.send(message)
         except PeerLost:
-            self._disconnect()
+            return False
+        return True
 
     def _disconnect(self) -> None:
         if self._channel is not None:

@@ -109,7 +109,7 @@ class Server:
             messages.StateUpload: self._on_state_upload,
             messages.PositionReport: self._on_position_report,
             messages.WorkerUnavailable: self._on_worker_unavailable,
-            messages.Watch: self._on_watch,
+            messages.Watch: self._watchers.add,
         }
 
     def restore(self, saved: Saved) -> None:
@@ -224,9 +224,6 @@ class Server:
             self._roster.expect_no_more(worker)
             self._progress.say(f"not waiting for worker {worker}: {reason}")
             self._handle(WorkerMissing(self._clock.now(), worker, reason))
-
-    def _on_watch(self, end: PeerEnd, message: messages.Watch) -> None:
-        self._watchers.add(end, message)
 
     def _on_gradient_report(self, end: PeerEnd, report: messages.GradientReport) -> None:
         peer = self._reporting_peer(end, report)
