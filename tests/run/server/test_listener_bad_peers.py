@@ -119,19 +119,20 @@ FOREIGN = {
     ),
     "another release": (
         lambda spec: messages.Join(9, "0.0.1", spec),
-        f"it runs Paceline 0.0.1, and the run {RELEASE}",
+        f"expected Paceline {RELEASE} in a worker, got 0.0.1",
     ),
     "another optimizer": (
         lambda spec: messages.Join(9, RELEASE, with_kind(spec, "Adam")),
-        "its script is not the run's: its optimizers differ: it has Adam, the run has SGD",
+        "the worker's script differs from the server's: its optimizers differ: it has Adam, "
+        "the run has SGD",
     ),
     "fewer parameters": (
         lambda spec: messages.Join(9, RELEASE, without_bias(spec)),
-        "its script is not the run's: it has 1 parameters, the run has 2",
+        "the worker's script differs from the server's: it has 1 parameters, the run has 2",
     ),
     "another shape": (
         lambda spec: messages.Join(9, RELEASE, with_wider_weight(spec)),
-        "its script is not the run's: its parameters differ: it has "
+        "the worker's script differs from the server's: its parameters differ: it has "
         "weight: torch.float32[1, 4], the run has weight: torch.float32[1, 3]",
     ),
 }

@@ -89,5 +89,7 @@ def test_run_with_intruders_equals_one_without(launch):
     assert reasons["token"] == "the token is wrong"
     assert reasons["early"] == "a worker must join before anything else"
     assert reasons["taken"] == "there is already a worker 1; give this one another number"
-    assert reasons["other"].startswith("its script is not the run's: it has 0 optimizers")
+    assert reasons["other"].startswith(
+        "the worker's script differs from the server's: it has 0 optimizers"
+    )
     assert reasons["option"].startswith("no such parameter group")

@@ -77,8 +77,11 @@ def test_connection_that_has_not_joined_is_not_a_member(lobby):
 
 OTHER = StateSpec((), (), (), ())
 REFUSALS = {
-    "another release": ({"release": "0.0.1"}, f"it runs Paceline 0.0.1, and the run {RELEASE}"),
-    "another script": ({"spec": OTHER}, "its script is not the run's: "),
+    "another release": (
+        {"release": "0.0.1"},
+        f"expected Paceline {RELEASE} in a worker, got 0.0.1",
+    ),
+    "another script": ({"spec": OTHER}, "the worker's script differs from the server's: "),
     "a number that is taken": ({"worker": 0}, "there is already a worker 0; give this one another"),
 }
 

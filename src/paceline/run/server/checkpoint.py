@@ -3,10 +3,10 @@
 
 A file has a magic line, lengths and checksums, a tree of plain values (msgpack, no pickle), the
 workers' positions in their data, and the tensors. It is written under a temporary name, synced and
-renamed; the checkpoint before it stays until the next one exists. If a file is damaged all the
-same, its checksums tell; it is set aside, and the one before it is used.
+renamed; the previous checkpoint stays until the new one exists. Checksums reveal a file that is
+damaged anyway; it is set aside, and the previous checkpoint is used.
 
-A thread writes. It only moves bytes, which were copied before and which nobody else uses.
+A thread writes the file. It only handles bytes that were copied for it and that nothing else uses.
 """
 
 import os
@@ -35,7 +35,7 @@ _CHUNK = 8 << 20
 
 
 class _Damaged(CheckpointError):
-    """Raised when a file isn't what was written."""
+    """Raised when a file doesn't contain what was written to it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def of(cls, saved: Saved) -> "Snapshot":
-        """Copy everything but the positions, which come later; raises SpecError without memory."""
+        """Copy everything but the positions, which come later.
+
+        Raises SpecError if there is not enough memory.
+        """
         tree = {part.name: getattr(saved, part.name) for part in fields(saved)}
         del tree["positions"]
         body, fd = pack(tree, "checkpoint")
@@ -79,7 +82,10 @@ class Archive:
         self._thread: Thread | None = None
 
     def load(self) -> Saved | None:
-        """Return the newest intact one, None if there never was one; raises CheckpointError."""
+        """Return the newest intact checkpoint; None if there never was one.
+
+        Raises CheckpointError if there are checkpoints and none is intact.
+        """
         files = self._files()
         for path in files:
             try:
@@ -98,7 +104,7 @@ class Archive:
         thread = Thread(target=self._save, args=(snapshot, dict(positions)), name="checkpoint")
         try:
             thread.start()
-        except RuntimeError:  # no more threads: write it here, and let everybody wait
+        except RuntimeError:  # no more threads: write it here, while the workers wait
             self._save(snapshot, positions)
         else:
             self._thread = thread
@@ -134,7 +140,7 @@ class Archive:
             os.close(snapshot.fd)
 
     def _remove(self, files: Iterable[Path]) -> None:
-        """Remove files; one that stays takes up space and does no other harm."""
+        """Remove files; a failure costs disk space and does no other harm, so only print it."""
         for path in files:
             try:
                 path.unlink(missing_ok=True)

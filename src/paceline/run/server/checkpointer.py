@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""When a run is saved, and collecting what goes into a checkpoint.
+"""Decide when to save a run, and collect what goes into a checkpoint.
 
-A checkpoint holds one version: the tensors are copied as soon as it is made. Then each worker tells
-its position when its current turn began, because that turn is lost if the run continues from the
-checkpoint, and is computed again. Idle workers are asked together with their next assignment, busy
-ones immediately. If a worker doesn't answer, its previous position is kept: some of its data then
-comes twice, but none is lost. An answer that arrives too late is not used for the next checkpoint.
+A checkpoint holds one version: its tensors are copied as soon as it is made. Then each worker
+reports the position in its data at which its current turn began, because a run that continues from
+the checkpoint computes that turn again. Idle workers are asked together with their next assignment,
+busy ones immediately. If a worker doesn't answer, its previous position is kept: some of its data
+is then used twice, but none is lost. An answer that is too late isn't used for a later checkpoint.
 """
 
 from collections.abc import Callable, Collection
@@ -18,8 +18,8 @@ from paceline.run.settings import Every
 
 __all__ = ["Checkpointer"]
 
-POSITIONS_TIMEOUT_S = 30.0  # for workers to tell their positions
-LAST_TIMEOUT_S = 2.0  # then the last version is written, and once more with the positions
+POSITIONS_TIMEOUT_S = 30.0  # for workers to report their positions
+LAST_TIMEOUT_S = 2.0  # then the last version is written; and again once it has the positions
 
 
 class Checkpointer:
@@ -37,10 +37,10 @@ class Checkpointer:
         self._export = export
         self._every = every
         self._say = say
-        self._positions: dict[int, bytes] = {}  # the last known ones, by worker
+        self._positions: dict[int, bytes] = {}  # the last known position of each worker
         self._awaited: set[int] = set()  # workers whose positions the snapshot waits for
         self._to_ask: set[int] = set()  # those of them that haven't been asked yet
-        self._snapshot: Snapshot | None = None  # copied, and not being written yet
+        self._snapshot: Snapshot | None = None  # copied, but not being written yet
         self._number = 0  # of the last snapshot
         self._is_last = False  # the snapshot is of the last version
         self._is_hastened = False  # something that isn't part of an update must be saved
@@ -77,18 +77,18 @@ class Checkpointer:
         return self._is_hastened and not self._archive.is_writing
 
     def save(self, saved: Saved, idle: Collection[int], busy: Collection[int], now: float) -> bool:
-        """Copy this version, unless the previous one is still being written; return whether.
+        """Copy this version, unless an earlier one is being written; return whether it was copied.
 
-        It is written when these workers have told their positions. Idle ones are asked with their
-        next assignment (see `wants_position`), busy ones by the caller.
+        It is written when these workers have reported their positions. Idle ones are asked with
+        their next assignment (see `wants_position`), busy ones by the caller.
         """
         self._schedule(saved.version, now)
-        if not self.is_on or self._archive.is_writing:  # a slow disk makes fewer checkpoints
+        if not self.is_on or self._archive.is_writing:  # on a slow disk, save less often
             return False
         return self._copy(saved, idle, busy, now)
 
     def save_last(self, saved: Saved, workers: Collection[int], now: float) -> None:
-        """Save the last version and the result of the run; these workers tell their positions."""
+        """Save the last version and the result of the run; wait for these workers' positions."""
         if self.is_on:
             self._archive.wait()
             self._is_last = self._copy(saved, workers, (), now)
@@ -116,7 +116,7 @@ class Checkpointer:
         return self._snapshot is not None
 
     def position_of(self, worker: int) -> bytes:
-        """Return where a worker should continue; empty: at the beginning."""
+        """Return the position where a worker should continue; empty: at the beginning."""
         return self._positions.get(worker, b"")
 
     @property
@@ -125,11 +125,11 @@ class Checkpointer:
         return self._number
 
     def wants_position(self, worker: int) -> int:
-        """Return the checkpoint for which to ask this worker with its next message; 0: none."""
+        """Return the checkpoint that still needs this worker's position; 0: none."""
         return self._number if worker in self._to_ask else 0
 
     def take_position(self, worker: int, checkpoint: int, position: bytes) -> None:
-        """Keep a worker's position, unless it is for an earlier checkpoint or a repetition."""
+        """Keep a worker's position; ignore one for an earlier checkpoint, and a second one."""
         if worker in self._awaited and checkpoint == self._number:
             self._positions[worker] = position
             self.forget(worker)
@@ -141,7 +141,7 @@ class Checkpointer:
         self._to_ask.discard(worker)
 
     def tick(self, now: float) -> None:
-        """Write a checkpoint that is complete or has waited long enough; never wait for a disk."""
+        """Write the checkpoint if it is complete or has waited long enough; don't block."""
         waited_s = now - self._copied_at
         if self._archive.is_writing:
             return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Performs what the core decided: tensors by the shard, everything else by a message.
+"""Perform what the core decided: the shard works on tensors, everything else is a message.
 
-Actions are performed in their order, and what came of them is returned. Nothing is decided here,
-and nothing is received.
+The executor performs actions in order and returns their results. It decides nothing and receives
+nothing.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class RunParts:
 
 @dataclass
 class Performed:
-    """What came of the actions on one event."""
+    """The results of one event's actions."""
 
     made: dict[int, Made] = field(default_factory=dict)  # by update
     end: Ended | None = None  # not None iff the run has ended
@@ -111,9 +111,9 @@ class Executor:
         version: int,
         report: messages.GradientReport | None = None,
     ) -> Performed:
-        """Perform the actions on an event; return what came of them.
+        """Perform the actions on an event; return their results.
 
-        `version`: before the event. `report`: the one that the event tells of, if any.
+        `version`: before the event. `report`: the report that caused the event, if any.
         """
         context = _Context(time, version, report)
         for action in actions:
@@ -192,11 +192,11 @@ class Executor:
         return limit / (sqrt(sq_norm) + CLIP_EPSILON)
 
     def sum_early(self) -> None:
-        """Add gradients that have arrived to the sum of the next update, while nobody waits."""
+        """Add arrived gradients to the sum of the next update, while the server is idle."""
         ledger = self._decider.ledger
         limit: float = inf
         if self._decider.policy.needed(ledger) >= len(ledger.members):
-            # It takes everybody, so add in the order of worker numbers: runs repeat bit for bit.
+            # The update takes every worker, so add in worker order: runs repeat bit for bit.
             limit = min((w for w, m in ledger.members.items() if m.work), default=inf)
         self._shard.sum_early(self._shard.version + 1, limit)
 
@@ -221,13 +221,13 @@ class Executor:
 
     def _options_for(self, peer: Peer) -> tuple[OptionChange, ...]:
         optimizers = self._shard.state.optimizers
-        if peer.options_known is None:  # it may have been with a server that was lost
+        if peer.options_known is None:  # it may have joined an earlier server before this one
             return all_options(optimizers)
         changed = self._options.since(peer.options_known)
         return tuple([current_option(optimizers, option) for option in changed])
 
     def set_options(self, options: tuple[OptionChange, ...], version: int) -> None:
-        """Set options that a script changed while it computed at this version."""
+        """Set options that a worker's script changed while it computed at this version."""
         for option in options:
             if self._options.add(option, version):
                 set_option(self._shard.state.optimizers, option)
@@ -271,7 +271,7 @@ class Executor:
             self._checkpointer.save_last(self._saved(), here, context.time)
         elif end.reason == FINISHED:  # an earlier server may have been killed just here
             self._checkpointer.export()
-        for peer in self._roster.members:  # the parked ones too: the run waits for them
+        for peer in self._roster.members:  # parked ones too: the run waits for them
             self.send_end(peer)
 
     def _reason_of_end(self, version: int) -> str:
@@ -291,13 +291,13 @@ class Executor:
             self._checkpointer.hasten()
 
     def save_if_overdue(self, time: float) -> None:
-        """Save a loaded state, unless there are gradients that aren't part of a version yet."""
+        """Save a state that was loaded, unless some gradients aren't part of a version yet."""
         tallies = self._decider.ledger.tallies.values()
         if self._checkpointer.is_overdue and not any(tally.contributions for tally in tallies):
             self._save(time)
 
     def _save(self, time: float) -> None:
-        """Save this version; what workers compute now is lost if the run continues from here."""
+        """Save this version; a run that continues from it computes the current turns again."""
         if self._has_failed or self._decider.ledger.finished:  # the end is saved in `_finish`
             return
         active = self._roster.active

@@ -7,7 +7,7 @@ NON_FINITE_MAX = 100  # refused gradients in a row, for each worker, until the r
 
 
 class FailureWatch:
-    """Watches for what makes it pointless to continue a run."""
+    """Detects when it is pointless to continue a run."""
 
     def __init__(self) -> None:
         self.failure = ""

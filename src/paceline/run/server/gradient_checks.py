@@ -10,7 +10,7 @@ __all__ = ["check_gradient", "is_of_another_optimizer"]
 
 
 def check_gradient(decider: Decider, shard: Shard, worker: int, report: GradientReport) -> None:
-    """Raise ProtocolError unless the report can be of a gradient of this run."""
+    """Raise ProtocolError if the report names an optimizer, parameter or turn that can't be."""
     parameters = shard.state.parameters
     if report.optimizer >= len(parameters):
         raise ProtocolError(f"there is no optimizer {report.optimizer}")
@@ -23,9 +23,10 @@ def check_gradient(decider: Decider, shard: Shard, worker: int, report: Gradient
 def is_of_another_optimizer(
     decider: Decider, shard: Shard, worker: int, report: GradientReport
 ) -> bool:
-    """Return whether the update it is meant for already has gradients of another optimizer.
+    """Return whether the update that it is for already has gradients of another optimizer.
 
-    Rules that mix the turns of workers may mix optimizers; under all others workers keep in step.
+    Policies that mix the turns of workers may mix optimizers; under all others, workers stay in
+    step.
     """
     member = decider.ledger.members.get(worker)
     if decider.policy.repeats or member is None or member.work is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The server's connections: accept them, authenticate them, and say which have news.
+"""The server's connections: accept them, authenticate them, and report which have news.
 
-Only authenticated connections come out, as transport ends. Until a client has proved that it knows
-the token it costs a few hundred bytes and at most a few seconds; a client that breaks the protocol
-is refused here, before anything it sent reaches the server.
+The listener returns only authenticated connections, as transport ends. Until a client has proved
+that it knows the token, it can occupy a few hundred bytes for a few seconds. A client that breaks
+the protocol is refused here, before anything it sent reaches the server.
 """
 
 import selectors
@@ -99,7 +99,7 @@ class Listener:
         return peers
 
     def close(self, peer: PeerEnd, reason: str = "") -> None:
-        """End a connection; with a reason, send it first."""
+        """Close a connection; if there is a reason, send it first."""
         connection = self._connections.pop(peer, None)
         if connection is not None:
             self._close(connection, reason)
@@ -117,14 +117,14 @@ class Listener:
     # ---------------------------------------------------------------------------------- writing
 
     def _watch_blocked(self) -> None:
-        """Let the selector say when a blocked connection can be written to."""
+        """Have the selector report when a blocked connection becomes writable."""
         for connection in self._blocked:
             with suppress(KeyError, ValueError):  # it was closed meanwhile
                 self._selector.modify(connection.channel, _READ | _WRITE, connection)
         self._blocked.clear()
 
     def _flush(self, connection: _Connection) -> bool:
-        """Send what was blocked; return False if the connection is broken: reading says why."""
+        """Send what was blocked; return False if the connection broke: receiving tells why."""
         try:
             if connection.channel.flush():
                 self._selector.modify(connection.channel, _READ, connection)
@@ -147,7 +147,7 @@ class Listener:
         self._selector.register(channel, _READ, connection)
 
     def _authenticate(self, connection: _Connection) -> None:
-        """Go on with the handshake; once it is complete, the connection has a peer."""
+        """Continue the handshake; once it is complete, the connection has a peer."""
         channel = connection.channel
         try:
             for message in channel.receive_nowait():
@@ -159,7 +159,7 @@ class Listener:
                 del self._strangers[connection]
                 connection.peer = self._open_peer(channel)
                 self._connections[connection.peer] = connection
-                return  # what else has arrived is the peer's
+                return  # the peer receives the rest
         except ProtocolError as error:
             self._report(f"refused a connection: {error}")
             self._close(connection, str(error))

@@ -13,5 +13,5 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     # The state follows the name, which is in parentheses and may contain anything.
-    # "t" is not meant: that is a process under a debugger or profiler, and its user knows.
+    # "t" doesn't count: it is a process under a debugger or profiler, stopped on purpose.
     return stat[stat.rfind(b")") + 2 :][:1] == b"T"

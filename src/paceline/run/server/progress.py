@@ -19,7 +19,7 @@ class Progress:
         self._tells = settings.progress
         self._said_at = monotonic()
         self._version = self._said_version = 0
-        self._too_few = False  # workers, for what the rule asks for
+        self._too_few = False  # whether there are fewer workers than an update should take
         self._scalars: dict[str, float] = {}
         self._is_over = False
         self._refused: set[int] = set()  # workers
@@ -38,7 +38,7 @@ class Progress:
         self._said_at, self._said_version = monotonic(), self._version
 
     def updated(self, action: ApplyUpdate, givers: float, scalars: dict[str, float]) -> None:
-        """Note an update that this many workers could contribute to; inf: any number of times."""
+        """Note an update; `givers` is how many gradients it could have; inf: any number."""
         self._version = action.update
         self._scalars = scalars
         too_few = givers < action.wanted
@@ -58,7 +58,7 @@ class Progress:
             )
 
     def tick(self, workers: int, begun: bool) -> None:
-        """Print a line if the last one is a while ago."""
+        """Print a line if none was printed for a while."""
         now = monotonic()
         if now - self._said_at < EVERY_S:
             return

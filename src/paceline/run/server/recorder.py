@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes the trace of a run, line by line, while the run goes on.
+"""Write the trace of a run, line by line, while it runs.
 
-Records are only collected at first; they are encoded and written when nobody waits for the server.
-The trace of a run that continues is continued, too.
+Records are collected first, and encoded and written when no worker waits for the server. A run that
+continues appends to its trace.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ from paceline.trace.schema import Gradient, Header, Record, Restored, Resumed, U
 
 __all__ = ["Recorder"]
 
-READ_BYTES = 8 << 20  # of a trace at once, so that memory doesn't grow with it
+READ_BYTES = 8 << 20  # read a trace in pieces of this size, to bound the memory it takes
 PENDING_MAX = 512  # events that wait to be written, on a server that is never idle
 
 
 class Recorder:
-    """The trace of a running run; only complete lines are ever written."""
+    """The trace of a run in progress; only complete lines are ever written."""
 
     def __init__(self, path: Path, header: Header, *, begins_anew: bool = True) -> None:
         """Begin a trace, or continue the existing one and take `turns` and the times from it."""
@@ -88,7 +88,7 @@ class Recorder:
         return restored
 
     def write(self, records: Iterable[Record]) -> None:
-        """Record these; they are written when there is time for it."""
+        """Record these; they are written when the server is idle."""
         if not self._is_broken:
             self._pending.append(records)
             if len(self._pending) >= PENDING_MAX:

@@ -5,8 +5,8 @@ A connection becomes a member when it joins with a spec that equals the run's. A
 while it computes a turn and *idle* while it waits for the next one. A member whose process was
 stopped (SIGSTOP, Ctrl-Z) is *parked*: it has left the run and keeps its connection and slot.
 
-Nothing here decides. A message that can't be sent marks its peer as broken; the server finds it in
-`take_broken` when it has done what it was doing.
+The roster decides nothing. If a message can't be sent, its peer is marked as broken; the server
+collects broken peers with `take_broken` once it has finished its current event.
 """
 
 from collections.abc import Iterable
@@ -32,21 +32,21 @@ class Peer:
 
     worker: int
     end: PeerEnd
-    options_known: int | None = None  # changes of options it was told of; None: it knows nothing
+    options_known: int | None = None  # option changes that were sent to it; None: unknown
     asked_at: float | None = None  # when its turn began; None: it is idle
     update: int | None = None  # the update its last gradient was accepted for, if it was
-    notice: messages.FateNotice | None = None  # the fate of its last gradient, until it is told
-    is_parked: bool = False  # its process was stopped, and it has left the run meanwhile
+    notice: messages.FateNotice | None = None  # the fate of its last gradient, until it is sent
+    is_parked: bool = False  # its process is stopped, and it has left the run for now
     is_silent: bool = False  # it was parked while idle, so it has nothing to report
 
     def measured(self, compute_s: float, now: float, sq_norm: float | None = None) -> Measured:
-        """Return what the trace records of its turn; it can't have computed before it began."""
+        """Return what the trace records about its turn; it can't have computed for longer."""
         assert self.asked_at is not None
         return Measured(self.asked_at, min(compute_s, now - self.asked_at), sq_norm=sq_norm)
 
 
 class Roster:
-    """All workers that take part, the parked ones among them."""
+    """All workers in the run, including parked ones."""
 
     def __init__(self, settings: Settings, spec: StateSpec) -> None:
         self._settings = settings
@@ -78,7 +78,7 @@ class Roster:
 
     @property
     def members(self) -> list[Peer]:
-        """All members, the parked ones among them."""
+        """All members, including parked ones."""
         return list(self._members.values())
 
     @property
@@ -88,11 +88,11 @@ class Roster:
 
     @property
     def known_count(self) -> int:
-        """How many workers have ever joined, or will never come."""
+        """How many workers have joined at some time, or are known to never join."""
         return len(self._known)
 
     def is_known(self, worker: int) -> bool:
-        """Return whether the worker has ever joined, or will never come."""
+        """Return whether the worker has joined at some time, or is known to never join."""
         return worker in self._known
 
     # ------------------------------------------------------------------------ coming and going
@@ -112,7 +112,7 @@ class Roster:
         )
         try:
             end.open_slot(welcome)
-        except SpecError as error:  # no memory for one more; the others go on
+        except SpecError as error:  # no memory for another slot; the run goes on without it
             raise ProtocolError(str(error)) from None
         peer = self._members[join.worker] = self._by_end[end] = Peer(join.worker, end)
         self._known.add(join.worker)
@@ -126,10 +126,10 @@ class Roster:
                 f"there is already a worker {join.worker}; give this one another number"
             )
         if join.release != RELEASE:
-            raise ProtocolError(f"it runs Paceline {join.release}, and the run {RELEASE}")
+            raise ProtocolError(f"expected Paceline {RELEASE} in a worker, got {join.release}")
         mismatch = difference(join.spec, self._spec)
         if mismatch:
-            raise ProtocolError(f"its script is not the run's: {mismatch}")
+            raise ProtocolError(f"the worker's script differs from the server's: {mismatch}")
 
     def remove(self, peer: Peer) -> None:
         """Forget a member whose connection is gone."""
@@ -137,7 +137,7 @@ class Roster:
         del self._by_end[peer.end]
 
     def expect_no_more(self, worker: int) -> None:
-        """Count a worker that will never come as known."""
+        """Count a worker that will never join as known."""
         self._known.add(worker)
 
     def park(self, peer: Peer) -> None:
@@ -145,17 +145,17 @@ class Roster:
         peer.is_parked, peer.is_silent = True, peer.asked_at is None
 
     def unpark(self, peer: Peer) -> None:
-        """Note that the member's process goes on."""
+        """Note that the member's process is running again."""
         peer.is_parked = False
 
     # ----------------------------------------------------------------------------------- turns
 
     def begin_turn(self, peer: Peer, now: float, options_known: int) -> None:
-        """Note that the member was given work and told everything up to here."""
+        """Note that the member got an assignment, with all option changes up to `options_known`."""
         peer.asked_at, peer.options_known, peer.notice = now, options_known, None
 
     def end_turn(self, peer: Peer) -> float | None:
-        """Note that the member is idle; return when its turn had begun, if it was busy."""
+        """Note that the member is idle; return when its turn began, None if it had none."""
         asked_at, peer.asked_at = peer.asked_at, None
         return asked_at
 
@@ -168,7 +168,7 @@ class Roster:
         peer.notice, peer.update = notice, update
 
     def count_contributors(self, worker: int, update: int, count: int) -> None:
-        """Complete the notice of a contributor to an update that was made, if it is still here."""
+        """Add the number of contributors to a worker's notice, if it is still for this update."""
         peer = self._members.get(worker)
         if peer is not None and peer.notice is not None and peer.update == update:
             notice = peer.notice
@@ -177,13 +177,13 @@ class Roster:
             )
 
     def clear_notice(self, peer: Peer) -> None:
-        """Note that the member was told the fate of its last gradient."""
+        """Note that the fate of the member's last gradient was sent to it."""
         peer.notice = None
 
     # --------------------------------------------------------------------------------- sending
 
     def send(self, peer: Peer, message: object) -> None:
-        """Send a message; a peer that can't be reached is broken."""
+        """Send a message; if that fails, mark the peer as broken."""
         try:
             peer.end.send(message)
         except PeerLost as error:
@@ -195,13 +195,13 @@ class Roster:
         message: messages.Assignment | messages.RunEnded,
         buffer: ParameterBuffer,
     ) -> None:
-        """Send a message with the version it names; a peer that can't be reached is broken."""
+        """Send a message and the version it names; if that fails, mark the peer as broken."""
         try:
             peer.end.publish(message, buffer)
         except PeerLost as error:
             self._broken.append((peer.end, str(error)))
 
     def take_broken(self) -> Iterable[tuple[PeerEnd, str]]:
-        """Return the connections that broke while sending, with the reasons, once each."""
+        """Remove and return the connections that broke while sending, with the reasons."""
         broken, self._broken = self._broken, []
         return broken

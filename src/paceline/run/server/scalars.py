@@ -7,7 +7,7 @@ __all__ = ["Scalars"]
 
 
 class Scalars:
-    """Logged numbers of the updates that aren't made yet."""
+    """The numbers logged for updates that aren't made yet."""
 
     def __init__(self) -> None:
         self._given: defaultdict[int, list[tuple[int, dict[str, float]]]] = defaultdict(list)
@@ -18,7 +18,7 @@ class Scalars:
             self._given[update].append((samples, scalars))
 
     def take(self, update: int) -> dict[str, float]:
-        """Return the averages, weighted by samples, over those that logged; forget the update."""
+        """Remove and return the averages over the workers that logged, weighted by samples."""
         given = self._given.pop(update, [])
         found = {}
         for name in dict.fromkeys(name for _, scalars in given for name in scalars):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Puts a server together from its parts, and serves a run to its end."""
+"""Build a server from its parts, and serve a run to its end."""
 
 import signal
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def serve_run(
     shard = Shard(state, schedulers, store, versions_kept=kept, ema=settings.ema)
     if shard.size_bytes < WORTH_THREADS_BYTES:
         torch.set_num_threads(1)
-    token = identity.token()  # before there is a socket to close if it can't be read
+    token = identity.token()  # raises if it can't be read, so before there is a socket to close
     # Listen before touching any file: if another server is there, nothing in the folder is ours.
     listener = Listener(
         listen(identity.address),

@@ -3,15 +3,14 @@
 
 Theory of operation
     One thread, one loop. Each message from a worker becomes an event with the time at which it was
-    read; the decider answers with actions, and the executor performs them in their order. The
-    event and what was decided go into the trace. The state of a run is the decider's ledger, the
-    shard's tensors, and what the roster knows of each worker, and nothing else. Work that nobody
-    waits for is done while nobody has anything to say: gradients that have arrived are added up,
-    and the trace is written.
+    read; the decider answers with actions, and the executor performs them in order. The event and
+    the decisions go into the trace. The state of a run is the decider's ledger, the shard's
+    tensors, and what the roster knows about each worker, and nothing else. While no message
+    arrives, the server does what no worker waits for: it adds up gradients and writes the trace.
 
-    A worker's death is its connection closing. A worker whose process was stopped (SIGSTOP) is
-    found by asking the OS; it leaves the run, and joins again with its next report, or, if it was
-    waiting and has nothing to report, when the OS says that its process goes on.
+    A worker counts as dead when its connection closes. Whether its process is stopped (SIGSTOP),
+    the server asks the OS. A stopped worker leaves the run. It joins again with its next report,
+    or, if it was idle and has nothing to report, when the OS says that its process is running.
 """
 
 from collections.abc import Callable
@@ -53,10 +52,10 @@ from paceline.trace.schema import Ended
 
 __all__ = ["Server"]
 
-QUIET_S = 1e-3  # after this long without news there is time for what nobody waits for
-TICK_S = 0.5  # how often the server looks after things that no message tells it
-WORTH_SUMMING_EARLY_BYTES = 1 << 20  # less is added up in no time when the update is made
-LINGER_S = 10.0  # after the end, for workers that haven't come yet
+QUIET_S = 1e-3  # after this long without news, the server does its idle work
+TICK_S = 0.5  # how often the server checks what no message reports
+WORTH_SUMMING_EARLY_BYTES = 1 << 20  # adding up less takes no noticeable time during the update
+LINGER_S = 10.0  # after the end, for workers that haven't joined yet
 
 Report = messages.GradientReport | messages.AbandonReport
 
@@ -122,7 +121,7 @@ class Server:
         self._watchers.is_awaited = True
 
     def serve(self) -> str:
-        """Run until everybody has left; return why the run failed, "" if it didn't."""
+        """Run until every worker has left; return why the run failed, "" if it didn't."""
         next_tick = monotonic()
         while not self._is_done():
             if monotonic() >= next_tick:
@@ -142,8 +141,8 @@ class Server:
         self._connections.shut_down()
         return self._failures.failure or ("" if self._end.version else "no update was made")
 
-    # The loop above has no local variable for a peer: while it waits, that would keep the slot of a
-    # worker that has left.
+    # The loop above has no local variable for a peer: while it waits, the variable would keep the
+    # slot of a worker that has left.
 
     def _wait_for_news(self, until: float) -> None:
         """Wait for messages until then, and receive them; if there are none, use the time."""
@@ -211,7 +210,7 @@ class Server:
     def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
         position = self._checkpointer.position_of(message.worker)
         peer = self._roster.admit(end, message, self._checkpointer.is_on, position)
-        had_ended = self._end is not None  # whoever was here when the run ended was told
+        had_ended = self._end is not None  # workers that were here at the end were told
         self._handle(WorkerJoined(self._clock.now(), peer.worker))
         if had_ended:
             self._executor.send_end(peer)
@@ -257,7 +256,7 @@ class Server:
             self._end_turn(peer, WorkAbandoned(now, peer.worker, report.turn), measured, report)
 
     def _reporting_peer(self, end: PeerEnd, report: Report) -> Peer | None:
-        """Return who reports; None if it was parked: it joins again, and the report is void."""
+        """Return the peer that reports; None if it was parked: it rejoins, the report is void."""
         peer = self._roster.member(end)
         for option in report.options:
             group_of(self._shard.state.optimizers, option)  # raises if there is no such group
@@ -286,7 +285,7 @@ class Server:
             raise
 
     def _set_options(self, report: Report) -> None:
-        """Set what a script changed by hand for everybody, whatever the gradient's fate."""
+        """Set the options that a script changed for all workers, whatever the gradient's fate."""
         version = min(report.version, self._decider.ledger.version)
         self._executor.set_options(report.options, version)
 
@@ -361,14 +360,14 @@ class Server:
                 self._handle(TimerFired(self._clock.now(), timer))
 
     def _do_idle_work(self) -> None:
-        """Nobody has anything to say: do what nobody waits for."""
+        """Do what no worker waits for, because no message has arrived."""
         self._has_idle_work = False
         self._recorder.flush()
         if self._shard.size_bytes >= WORTH_SUMMING_EARLY_BYTES:
             self._executor.sum_early()
 
     def _tick(self) -> None:
-        """Look after what no message tells: stopped processes, patience, the trace on disk."""
+        """Check what no message reports: stopped processes, patience, the trace on disk."""
         now = self._clock.now()
         self._recorder.flush()
         self._executor.save_if_overdue(now)
@@ -384,9 +383,9 @@ class Server:
                 self._rejoin(peer)
 
     def _stop_if_out_of_patience(self) -> None:
-        """End a run that has waited too long for as many workers as it must have."""
+        """End a run that has had fewer than `min_workers` workers for too long."""
         ledger, spec = self._decider.ledger, self._settings.spec
-        # Before the run begins, workers that are still starting may take their time.
+        # Before the run begins, workers may take any time to start.
         is_stuck = ledger.begun or self._roster.known_count >= spec.workers
         if self._is_stopping or not (ledger.paused and is_stuck):
             self._waits_since = None

@@ -9,7 +9,7 @@ __all__ = ["RunClock", "Timers"]
 
 
 class RunClock:
-    """Seconds since the run began; time stands still while a run has no server."""
+    """Seconds since the run began; the clock stops while the run has no server."""
 
     def __init__(self, start: float = 0.0) -> None:
         """Start at this time of the run."""

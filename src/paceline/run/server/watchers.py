@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reports the progress of the run to those who watch it, in practice the launcher.
+"""Report the progress of the run to its watchers: in practice, the launcher.
 
 A watcher sends `Watch` and gets one `RunProgress` for it, either immediately or once there is news.
 So a watcher that stops reading has at most one unread report. News that the launcher acts on (a
@@ -24,17 +24,17 @@ COLLECT_S = 0.1  # how long news that isn't urgent is collected
 
 
 class Watchers:
-    """The connections that watch the run, and what they are told."""
+    """The connections that watch the run, and the news for them."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.is_awaited = False  # whether the launcher is still to come
+        self.is_awaited = False  # whether the launcher hasn't connected yet
         self._ledger = ledger
-        self._ends: dict[PeerEnd, Watch | None] = {}  # None: it has its report
+        self._ends: dict[PeerEnd, Watch | None] = {}  # None: it has no open request
         self._accepted: Counter[int] = Counter()  # gradients, by worker
         self._left: dict[int, int] = {}  # version at which each worker left
         self._is_deserted = False
-        self._version = ledger.version  # before the event that is noted next
-        self._was_over = False  # then
+        self._version = ledger.version  # at the last noted event
+        self._was_over = False  # likewise
         self._due_at = inf  # when to report the news; inf: there is none
         self._reported_at = -inf
 
@@ -78,7 +78,7 @@ class Watchers:
         return self._due_at if any(self._ends.values()) else inf
 
     def report(self, now: float) -> None:
-        """Report the news to those who wait for it, if it is due."""
+        """Report the news to the watchers that wait for it, if it is due."""
         if now < self.due_at:
             return
         self._due_at, self._reported_at = inf, now
@@ -87,7 +87,7 @@ class Watchers:
                 self._send(end, None)
 
     def report_end(self, ended: Ended) -> None:
-        """Report the end of the run to everyone; everything is written."""
+        """Report the end of the run to all watchers; call it when everything is written."""
         for end in list(self._ends):
             self._send(end, ended)
 
@@ -111,5 +111,5 @@ class Watchers:
             ended_at=None if ended is None else ended.version,
             end_reason="" if ended is None else ended.reason,
         )
-        with suppress(PeerLost):  # receiving from it finds out, too
+        with suppress(PeerLost):  # the next receive reports it
             end.send(progress)
