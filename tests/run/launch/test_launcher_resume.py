@@ -156,8 +156,10 @@ def test_run_stopped_during_an_update_equals_one_that_never_stopped(train, whole
 
 KILLED = """
 def trouble(run):
+    if run.worker == 1 and run.version > 5 and run.version % 5 == 2:
+        # A checkpoint that is still being written would make the server skip the next one.
+        wait_until((OUT / "checkpoints" / f"{run.version - 2:010}.ckpt").exists)
     if run.version in SAVED and run.worker == 1 and not was_told(f"killed-{run.version}"):
-        wait_until(lambda: list((OUT / "checkpoints").glob(f"*{SAVED[run.version]}.ckpt")))
         tell(f"killed-{run.version}")
         os.kill(server_pid(), signal.SIGKILL)
 """
