@@ -355,7 +355,7 @@ def test_replay_says_how_many_times_were_cut_short(recorded: Trace, call: Call) 
     total = sum(1 for _ in recorded.gradients())
     answer = call("simulate", "-p", "sync", "--steps", "20", "--replay", "run.jsonl")
     assert answer.code == 0
-    assert f"of {total} computation times {cut} were cut short" in answer.words
+    assert f"{cut} of {total} computation times were cut short" in answer.words
     assert "cut short by cancellation" in answer.words
 
 

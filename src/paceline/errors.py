@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The exceptions of Paceline. The type says whose fault it is.
+"""The exceptions that Paceline raises. The type says whose fault it is.
 
 PacelineError
 ├── SpecError       the caller described an impossible run
@@ -7,9 +7,9 @@ PacelineError
 ├── CheckpointError a checkpoint cannot be read: which file, and why
 ├── ProtocolError   a peer broke the rules: which worker, which event
 ├── PeerLost        a worker or the network went away: expected, and handled
-└── InternalError   our own bug: please report it, with the story that it tells
+└── InternalError   a bug in Paceline: please report it, with the events that it lists
 
-A message is one sentence: what was expected, what was got, and what to do.
+A message is one sentence: what was expected, what was found, and what to do.
 """
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
 
 
 class PacelineError(Exception):
-    """The root of all errors that Paceline raises on purpose."""
+    """Base class of all errors that Paceline raises on purpose."""
 
     exit_code = 1
-    """What a process ends with that this has ended; each kind has its own."""
+    """Exit code of a process that ends with this kind of error."""
 
 
 class SpecError(PacelineError, ValueError):
@@ -43,13 +43,13 @@ class TraceError(PacelineError, ValueError):
 
 
 class ProtocolError(PacelineError):
-    """A peer broke the rules; the state is as it was before."""
+    """A peer broke the protocol; the state is unchanged."""
 
     exit_code = 4
 
 
 class PeerLost(PacelineError):
-    """A worker, the server or the network between them went away."""
+    """A worker, the server or the network between them is gone."""
 
     exit_code = 5
 
@@ -61,6 +61,6 @@ class CheckpointError(PacelineError):
 
 
 class InternalError(PacelineError):
-    """Something that can never happen has happened: please report it."""
+    """An invariant of Paceline is broken: please report it."""
 
     exit_code = 70

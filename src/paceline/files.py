@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files that appear whole or not at all."""
+"""Write files atomically: readers see the whole file or none of it."""
 
 import os
 from collections.abc import Iterator
@@ -11,10 +11,11 @@ __all__ = ["written_whole"]
 
 @contextmanager
 def written_whole(path: Path, *, alone: bool = True) -> Iterator[Path]:
-    """Where to write a file; it is put in its place when that went well, and safe on the disk.
+    """Yield a temporary path to write to; on success, sync it to disk and move it to `path`.
 
-    Whatever is raised meanwhile, an OSError at a full disk say, what was there before stays.
-    `alone`: no other process writes it now, so what one that was killed has left is written over.
+    If the block raises, for example OSError because the disk is full, the old file stays as it is.
+    Pass `alone=False` if several processes may write the same file at once: each then uses a
+    temporary file of its own. With `alone=True` the leftover of a killed process is overwritten.
     """
     own = "" if alone else f".{os.getpid()}"
     partial = path.with_name(f".{path.name}{own}.partial")

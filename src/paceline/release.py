@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which Paceline this is."""
+"""The version number of this release."""
 
 __all__ = ["RELEASE"]
 

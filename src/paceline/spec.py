@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One frozen, validated description of a run, and the small grammar of its strings.
+"""A frozen, validated description of a run, and the small grammar of command-line strings.
 
-`RunSpec` is what the simulator, the runtime and the command line agree on. The strings that
-people type ("backup:2", "exp:mean=20ms") all have the form `name:value,key=value`; this room
-splits them and reads durations, and knows nothing of what the names mean.
+The simulator, the runtime and the command line all use `RunSpec`. The strings that users type
+("backup:2", "exp:mean=20ms") have the form `name:value,key=value`. This module splits them and
+parses numbers, durations and sizes; it doesn't know what the names mean.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ __all__ = [
 Late = Literal["cancel", "finish"]
 
 Seconds = NewType("Seconds", float)
-"""A setting of a policy that is a duration: its string may have a unit."""
+"""The type of a policy setting that is a duration: its string may have a unit."""
 
 _SECONDS_PER = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES_PER = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -33,25 +33,25 @@ _BYTES_PER = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """What a shell and its policy must know of a run; nothing of it changes while it lasts."""
+    """What a shell and its policy must know about a run; it doesn't change during the run."""
 
     workers: int
-    """W: how many workers the run is started for. Any that join beyond W are further backups."""
+    """W: the number of workers the run is started for. Those that join beyond W are backups."""
 
     steps: int | None = None
-    """The run ends when it has made this many updates; None: when it is told to."""
+    """The run ends after this many updates; None: when it is asked to stop."""
 
     samples: int | None = None
     """The run ends with the update that brings it to this many accepted samples, if not sooner."""
 
     min_workers: int = 1
-    """With fewer workers alive than this the run pauses."""
+    """The run pauses while fewer workers than this are alive."""
 
     late: Late = "cancel"
-    """Whether late work is stopped at once, or finished and then dropped as in Chen et al."""
+    """Whether late work is cancelled at once, or finished and then dropped as in Chen et al."""
 
     seed: int = 0
-    """Everything random follows from it."""
+    """The seed of all random numbers."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -71,7 +71,7 @@ class RunSpec:
 
 
 def split_call(text: str) -> tuple[str, list[str], dict[str, str]]:
-    """Split "name:value,key=value" into its name, its values and its named values."""
+    """Split "name:value,key=value" into the name, the plain values and the named values."""
     name, _, rest = text.strip().partition(":")
     values: list[str] = []
     named: dict[str, str] = {}
@@ -89,7 +89,7 @@ def split_call(text: str) -> tuple[str, list[str], dict[str, str]]:
 
 
 def parse_number(text: str, what: str) -> float:
-    """Read a number; `what` names it in the error."""
+    """Parse a finite number; `what` names it in the error."""
     try:
         value = float(text)
     except ValueError:
@@ -100,12 +100,12 @@ def parse_number(text: str, what: str) -> float:
 
 
 def parse_seconds(text: str, what: str) -> float:
-    """Read a duration such as "50ms", "1.4s", "2m", "1h" or plain seconds; never negative."""
+    """Parse a duration >= 0 such as "50ms", "1.4s", "2m", "1h" or plain seconds."""
     return _parse_with_unit(text, what, _SECONDS_PER, "a duration such as 50ms or 1.4s")
 
 
 def parse_bytes(text: str, what: str) -> float:
-    """Read a size such as "100MB", "1.5GiB" or plain bytes; never negative."""
+    """Parse a size >= 0 such as "100MB", "1.5GiB" or plain bytes."""
     return _parse_with_unit(text, what, _BYTES_PER, "a size such as 100MB or 1.5GiB")
 
 

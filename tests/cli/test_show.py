@@ -190,7 +190,7 @@ def test_running_run_may_be_in_the_middle_of_an_event(
     with lock(half.parent):
         check(half, as_json=False)
     assert "is consistent so far (still running): " in capsys.readouterr().out
-    with pytest.raises(TraceError, match="breaks off"):
+    with pytest.raises(TraceError, match="ends before the record"):
         check(half, as_json=False)
 
 

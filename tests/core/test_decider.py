@@ -200,7 +200,7 @@ def test_a_report_from_before_a_death_is_a_duplicate_also_when_nothing_was_asked
     cluster.leave(1)
     assert cluster.join(1) == []
     assert cluster.handle(GradientArrived(9.0, 1, 1, 0)) == [Drop(1, 0, Fate.DUPLICATE)]
-    with pytest.raises(ProtocolError, match="nobody had asked"):
+    with pytest.raises(ProtocolError, match="has already reported this turn"):
         cluster.handle(WorkAbandoned(9.0, 1, 1))
 
 
@@ -668,9 +668,9 @@ def test_work_that_is_given_up_is_asked_for_again():
 
 EARLY = 2.0  # the decider under test has seen this time
 ILLEGAL = {
-    "joins though it is here": (WorkerJoined(3.0, 0), "here already"),
-    "a stranger leaves": (WorkerLeft(3.0, 9), "not here"),
-    "a stranger's gradient": (GradientArrived(3.0, 9, 1, 0), "not here"),
+    "joins though it is here": (WorkerJoined(3.0, 0), "worker 0 has already joined"),
+    "a stranger leaves": (WorkerLeft(3.0, 9), "has not joined"),
+    "a stranger's gradient": (GradientArrived(3.0, 9, 1, 0), "has not joined"),
     "turn zero": (GradientArrived(3.0, 1, 0, 0), "has had 1 turns"),
     "turn below zero": (GradientArrived(3.0, 1, -1, 0), "has had 1 turns"),
     "a turn to come": (GradientArrived(3.0, 1, 2, 0), "has had 1 turns"),
@@ -679,26 +679,26 @@ ILLEGAL = {
     "no samples": (GradientArrived(3.0, 1, 1, 0, samples=0), "samples must be >= 1"),
     "samples below zero": (GradientArrived(3.0, 1, 1, 0, samples=-3), "samples must be >= 1"),
     "a duplicate without samples": (GradientArrived(3.0, 0, 1, 0, samples=0), "samples must be"),
-    "a stranger gives up": (WorkAbandoned(3.0, 9, 1), "not here"),
+    "a stranger gives up": (WorkAbandoned(3.0, 9, 1), "has not joined"),
     "gives up turn zero": (WorkAbandoned(3.0, 1, 0), "has had 1 turns"),
     "gives up a turn to come": (WorkAbandoned(3.0, 1, 2), "has had 1 turns"),
-    "gives up what it has given": (WorkAbandoned(3.0, 0, 1), "nobody had asked"),
-    "a timer nobody started": (TimerFired(3.0, 2), "there is no such timer"),
+    "gives up what it has given": (WorkAbandoned(3.0, 0, 1), "has already reported this turn"),
+    "a timer nobody started": (TimerFired(3.0, 2), "no timer with this number"),
     "a bare event": (Event(3.0), "expected an event"),
     "an action": (SendParams(0, 1, 0), "expected an event"),
     "nothing": (None, "expected an event"),
-    "joins in the past": (WorkerJoined(1.0, 3), "time runs backwards"),
-    "leaves in the past": (WorkerLeft(1.0, 0), "time runs backwards"),
-    "a gradient in the past": (GradientArrived(1.0, 1, 1, 0), "time runs backwards"),
-    "gives up in the past": (WorkAbandoned(1.0, 1, 1), "time runs backwards"),
-    "a timer in the past": (TimerFired(1.0, 1), "time runs backwards"),
-    "a stop in the past": (StopRequested(1.0), "time runs backwards"),
-    "joins at no time": (WorkerJoined(nan, 3), "time runs backwards"),
-    "leaves at no time": (WorkerLeft(nan, 0), "time runs backwards"),
-    "a gradient at no time": (GradientArrived(nan, 1, 1, 0), "time runs backwards"),
-    "gives up at no time": (WorkAbandoned(nan, 1, 1), "time runs backwards"),
-    "a timer at no time": (TimerFired(nan, 1), "time runs backwards"),
-    "a stop at no time": (StopRequested(nan), "time runs backwards"),
+    "joins in the past": (WorkerJoined(1.0, 3), "time must be finite and not before"),
+    "leaves in the past": (WorkerLeft(1.0, 0), "time must be finite and not before"),
+    "a gradient in the past": (GradientArrived(1.0, 1, 1, 0), "time must be finite and not before"),
+    "gives up in the past": (WorkAbandoned(1.0, 1, 1), "time must be finite and not before"),
+    "a timer in the past": (TimerFired(1.0, 1), "time must be finite and not before"),
+    "a stop in the past": (StopRequested(1.0), "time must be finite and not before"),
+    "joins at no time": (WorkerJoined(nan, 3), "time must be finite and not before"),
+    "leaves at no time": (WorkerLeft(nan, 0), "time must be finite and not before"),
+    "a gradient at no time": (GradientArrived(nan, 1, 1, 0), "time must be finite and not before"),
+    "gives up at no time": (WorkAbandoned(nan, 1, 1), "time must be finite and not before"),
+    "a timer at no time": (TimerFired(nan, 1), "time must be finite and not before"),
+    "a stop at no time": (StopRequested(nan), "time must be finite and not before"),
     "joins at the end of time": (WorkerJoined(inf, 3), "time"),
     "a stop at the end of time": (StopRequested(inf), "time"),
 }
@@ -735,7 +735,7 @@ def test_time_may_stand_still(decide):
 
 
 def test_time_before_zero_is_backwards(decide):
-    with pytest.raises(ProtocolError, match="time runs backwards"):
+    with pytest.raises(ProtocolError, match="time must be finite and not before"):
         decide("sync").handle(WorkerJoined(-1.0, 0))
 
 

@@ -198,7 +198,9 @@ def test_a_memory_of_more_workers_is_cut_to_the_newest_answers():
 
 @pytest.mark.parametrize("nonsense", [7, "nonsense", [1, 2], [[1]], [["x", True]], [[None, True]]])
 def test_what_no_deadline_remembers_is_refused(nonsense):
-    with pytest.raises(SpecError, match="expected pairs of a time and whether it was whole"):
+    with pytest.raises(
+        SpecError, match="expected pairs of a time and whether the answer was complete"
+    ):
         Decider(parse_policy("deadline"), RunSpec(workers=2), Origin(1, {}, nonsense))
 
 
@@ -261,7 +263,7 @@ def test_a_worker_that_is_here_cannot_be_missing(policy):
         if not cluster.asked:
             cluster.join(1)
         before = state_of(cluster.decider)
-        with pytest.raises(ProtocolError, match="worker 1 is here"):
+        with pytest.raises(ProtocolError, match="worker 1 has joined"):
             cluster.decider.handle(WorkerMissing(cluster.now + 1, 1))
         assert view_of(cluster.decider) == before
 
@@ -297,5 +299,5 @@ def test_a_pause_is_told_with_what_it_waits_for_also_in_a_run_that_goes_on():
 def test_timers_are_numbered_from_the_beginning_of_each_part():
     cluster = restored("deadline:after=2s", Origin(5))
     assert cluster.due == [1]
-    with pytest.raises(ProtocolError, match="there is no such timer"):
+    with pytest.raises(ProtocolError, match="no timer with this number"):
         cluster.decider.handle(TimerFired(1.0, 2))

@@ -77,20 +77,20 @@ def _useless_work(ledger):
 
 
 BROKEN = {
-    "idle are those without work": _no_one_idle,
-    "nobody works on a version that does not exist": _a_version_from_the_future,
+    "a member is idle iff it has no work": _no_one_idle,
+    "members work on versions that exist": _a_version_from_the_future,
     "only work can be cancelled": _a_cancelled_idler,
-    "tallies lie ahead": _a_tally_of_the_past,
-    "those done or excused are here": _a_stranger_who_is_done,
-    "nobody is both done and excused": _one_who_is_done_and_excused,
-    "those who gave are done": _a_giver_who_is_not_done,
-    "nobody counts twice": _a_giver_who_gave_twice,
+    "tallies are of updates to come": _a_tally_of_the_past,
+    "workers that are done or excused are members": _a_stranger_who_is_done,
+    "no worker is both done and excused": _one_who_is_done_and_excused,
+    "members that contributed are done": _a_giver_who_is_not_done,
+    "no worker counts twice in an update": _a_giver_who_gave_twice,
     "only the newest updates are being applied": _an_update_that_was_not_made_is_applied,
-    "no update lies undone": _an_update_that_is_due,
+    "every update that is due is made": _an_update_that_is_due,
     "there is a next update": _no_next_update,
-    "the last update is the last": _beyond_the_last,
-    "a finished run has nothing in the making": _finished_with_something_left,
-    "work that is useless was cancelled": _useless_work,
+    "no update is made after the last": _beyond_the_last,
+    "a finished run has no pending contributions": _finished_with_something_left,
+    "useless work is cancelled": _useless_work,
 }
 
 
@@ -117,7 +117,7 @@ def test_every_invariant_is_broken_by_a_test():
 
 def test_the_story_tells_only_the_newest_events_and_none_that_was_refused():
     cluster = Cluster.of("async", workers=1)
-    for _ in range(Decider.STORY_LENGTH):
+    for _ in range(Decider.HISTORY_LENGTH):
         cluster.arrive(0)
     refused = WorkerLeft(cluster.now, 9)
     with pytest.raises(ProtocolError):
@@ -126,7 +126,7 @@ def test_the_story_tells_only_the_newest_events_and_none_that_was_refused():
     with pytest.raises(InternalError) as error:
         cluster.decider.check()
     told = str(error.value).splitlines()[1:]
-    assert told == [f"  {event!r}" for event in cluster.events[-Decider.STORY_LENGTH :]]
+    assert told == [f"  {event!r}" for event in cluster.events[-Decider.HISTORY_LENGTH :]]
 
 
 def test_a_fresh_decider_is_sound():

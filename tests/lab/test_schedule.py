@@ -91,5 +91,5 @@ def test_a_run_that_went_back_is_refused():
     trace = simulated("sync", steps=3)
     header = Header.of("run", Sync(), trace.header.spec(), {})
     torn = Trace(trace.header, [*trace.records[:-1], Restored(9.0, 2, header)])
-    with pytest.raises(TraceError, match="went back to update 2"):
+    with pytest.raises(TraceError, match="was restored at update 2"):
         schedule(torn)

@@ -302,7 +302,7 @@ while not run.finished:
 
 
 def test_delay_for_an_unknown_worker_is_refused():
-    with pytest.raises(SpecError, match="speaks of worker 9; the workers are 0 to 1"):
+    with pytest.raises(SpecError, match="names worker 9; the workers are 0 to 1"):
         Settings(spec=RunSpec(workers=2), slow="10ms; worker 9 x2")
 
 

@@ -223,7 +223,7 @@ def test_finishing_late_work_of_any_kind_is_between_the_bounds(distribution: Dis
 
 
 def test_finishing_with_memory_has_no_formula() -> None:
-    with pytest.raises(SpecError, match=r"no memory.*finish_bounds"):
+    with pytest.raises(SpecError, match=r"memoryless.*finish_bounds"):
         expected_finish_time(Exponential(1.0, shift=0.1), 7, 8)
     with pytest.raises(SpecError, match="between 1 and workers = 8, got 9"):
         expected_finish_time(Exponential(1.0), 9, 8)

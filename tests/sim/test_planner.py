@@ -216,10 +216,10 @@ def test_many_workers_are_planned_on_a_choice_of_n():
 def test_a_cluster_that_dies_out_cannot_be_planned_for():
     cluster = Cluster.parse("1s", faults="kill 0 at 5s; kill 1 at 5s")
 
-    with pytest.raises(SpecError, match="must return"):
+    with pytest.raises(SpecError, match="let killed workers come back"):
         plan(cluster, RunSpec(workers=2), every_gradient_counts(2, 1000))
 
 
 def test_where_computation_takes_no_time_there_is_nothing_to_plan():
-    with pytest.raises(SpecError, match="takes no time"):
+    with pytest.raises(SpecError, match="times > 0, but all of them are 0"):
         plan(Cluster.parse("0s"), RunSpec(workers=2), every_gradient_counts(2, 1000))

@@ -62,7 +62,7 @@ def test_cancelled_times_are_completed_from_longer_ones_and_counted():
     for worker, times in recording.times.items():
         seen = [g.compute_s for g in gradients if g.worker == worker]
         assert np.all(times >= np.array(seen))
-    words = f"of {len(gradients)} computation times {len(cancelled)} were cut short"
+    words = f"{len(cancelled)} of {len(gradients)} computation times were cut short"
     assert words in recording.left_to_chance()
 
 

@@ -238,7 +238,7 @@ def test_ten_thousand_workers_run():
         ({"until": -1.0}, "until must be >= 0"),
         ({"policy": "backup:2"}, "b must be smaller"),
         ({"cluster": Cluster.parse("1s", faults="kill 2 at 1s")}, "the workers are 0 to 1"),
-        ({"cluster": Cluster.parse("1s; worker 2 x3")}, "speaks of worker 2"),
+        ({"cluster": Cluster.parse("1s; worker 2 x3")}, "names worker 2"),
         ({"cluster": Cluster.parse("1s; phases x2 for 1s every 1s on worker 5")}, "worker 5"),
     ],
 )

@@ -280,11 +280,11 @@ def test_a_trace_that_ends_before_its_last_decision_is_found() -> None:
     trace = run("sync", steps=5)
     last = places(trace, Update)[-1]
     with pytest.raises(
-        TraceError, match=r"run\.jsonl: breaks off where its policy gives a record 'update'"
+        TraceError, match=r"run\.jsonl: ends before the record 'update' that its policy gives"
     ):
         audit(with_records(trace, trace.records[:last]), "run.jsonl")
     with pytest.raises(
-        TraceError, match=r"run\.jsonl: breaks off where its policy gives a record 'update'"
+        TraceError, match=r"run\.jsonl: ends before the record 'update' that its policy gives"
     ):
         audit(without(trace, last), "run.jsonl")
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The decision core: pure, standard library only.
+"""The decision core: pure, and based on the standard library only.
 
-Read in this order: `events` (what goes in and comes out), `ledger` (what is known), `policy` (what
-rules are asked), `decider` (how they are put to work), then any file of `policies`.
+Read the modules in this order: `events` (what goes in and comes out), `ledger` (the state),
+`policy` (the questions that a rule answers), `decider` (who asks them), then any file of
+`policies`.
 """

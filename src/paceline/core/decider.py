@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One policy at work on one run: events go in, actions come out.
+"""Applies one policy to one run: events go in, actions come out.
 
 Theory of operation
-    The decider owns the ledger. It checks each event, books it, and then *settles*: it makes every
-    update that is due, tells those whose work has become useless, and gives work to those who wait.
-    All this is the same for every rule; where rules differ, it asks the policy.
+    The decider owns the ledger. It validates each event, records it in the ledger, and then
+    *settles*: it makes every update that is due, cancels work that became useless, and assigns work
+    to idle workers. This is the same for every rule; where rules differ, it asks the policy.
 
-    A run begins paused and goes on when as many workers have joined as an update needs, be they
-    still here or not; one that will never come counts as one that came. From then on it never waits
-    for a worker that is gone: an update takes those that there are. While a run is paused nobody
-    gets work, but what is complete is still made.
+    A run starts paused. It begins when as many workers have joined as an update needs, even if some
+    of them have left again; a worker that is known to be missing counts as joined. From then on the
+    run never waits for a worker that is gone: an update takes those that are left. While the run is
+    paused no worker gets work, but an update that has all its contributions is still made.
 
-Rules of the room
-    No clock, no random numbers, no tensors, no sockets, no logging: time comes in events. An event
-    is checked whole before the first change, so that an illegal one changes nothing. Every worker
-    has at most one piece of work; it gets the next only when it has reported on the last, and then
-    always from the newest version that its rule allows.
+Rules for this module
+    No clock, no random numbers, no tensors, no sockets, no logging: time comes with the events. An
+    event is validated completely before the first change, so an illegal one changes nothing. A
+    worker has at most one turn at a time. It gets the next one only after it has reported the last,
+    and then always at the newest version that its rule allows.
 """
 
 from collections import deque
@@ -58,9 +58,9 @@ NOTHING = Origin()
 
 
 class Decider:
-    """One policy at work on one run: `handle(event)` gives the actions to perform."""
+    """Applies one policy to one run: `handle(event)` returns the actions to perform."""
 
-    STORY_LENGTH = 20  # events that an InternalError tells
+    HISTORY_LENGTH = 20  # events that an InternalError lists
 
     def __init__(self, policy: Policy, spec: RunSpec, origin: Origin = NOTHING) -> None:
         policy.validate(spec)
@@ -77,7 +77,7 @@ class Decider:
         if self.ledger.has_enough_samples:
             self.ledger.last = origin.version
         self._learns_from_updates = type(policy).observe_update is not Policy.observe_update
-        self._story: deque[Event] = deque(maxlen=self.STORY_LENGTH)
+        self._history: deque[Event] = deque(maxlen=self.HISTORY_LENGTH)
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             WorkerJoined: self._on_worker_joined,
             WorkerLeft: self._on_worker_left,
@@ -90,48 +90,50 @@ class Decider:
         }
 
     def handle(self, event: Event) -> list[Action]:
-        """Book the event and decide. Raises `ProtocolError`, and changes nothing, if illegal."""
+        """Record the event and decide. Raise `ProtocolError`, and change nothing, if illegal."""
         handler = self._handlers.get(type(event))
         if handler is None:
             raise ProtocolError(f"expected an event, got {event!r}")
         if not self.ledger.now <= event.time < inf:  # also refuses NaN
-            raise ProtocolError(f"time runs backwards, or away: {event!r} after {self.ledger.now}")
+            raise ProtocolError(
+                f"time must be finite and not before {self.ledger.now}, got {event!r}"
+            )
         actions = handler(event)
         self.ledger.now = event.time
-        self._story.append(event)
+        self._history.append(event)
         if self._learns_from_updates or type(event) is not UpdateApplied:
             self._settle(actions)
         return actions
 
     def would_accept(self, worker: int) -> bool:
-        """Whether the gradient that this worker computes would count if it arrived now."""
+        """Return whether the gradient that this worker computes would count if it arrived now."""
         member = self.ledger.members.get(worker)
         if member is None or member.work is None:
             return False
         return self._judge(member.work) is Fate.ACCEPTED
 
     def _destination(self, work: Work) -> int:
-        """The update that a gradient goes into if it arrives now."""
+        """Return the update that a gradient goes into if it arrives now."""
         return max(work.update, self.ledger.version + 1)
 
     def _judge(self, work: Work) -> Fate:
-        """The fate of a sound gradient, were it to arrive now; the end of a run comes first."""
+        """Return the fate of a finite gradient if it arrived now, considering the run's end."""
         ledger = self.ledger
         if ledger.last is not None and self._destination(work) > ledger.last:
             return Fate.LATE
         return self.policy.judge(ledger, work)
 
-    # ------------------------------------------------------------------------- booking an event
+    # --------------------------------------------------------------------- recording an event
 
     def _on_worker_joined(self, event: WorkerJoined) -> list[Action]:
         ledger, worker = self.ledger, event.worker
         if worker in ledger.members:
-            raise ProtocolError(f"worker {worker} joined, but it is here already")
+            raise ProtocolError(f"worker {worker} has already joined: {event!r}")
         ledger.members[worker] = Member(turn=ledger.turns.get(worker, 0))
         ledger.idle[worker] = None
         if not ledger.begun:
             ledger.joined.add(worker)
-        # It may have given to an update in the making, died, and come back.
+        # It may have contributed to an update that isn't made yet, died, and come back.
         for tally in ledger.tallies.values():
             if any(c.worker == worker for c in tally.contributions):
                 tally.done.add(worker)
@@ -150,7 +152,7 @@ class Decider:
 
     def _on_worker_missing(self, event: WorkerMissing) -> list[Action]:
         if event.worker in self.ledger.members:
-            raise ProtocolError(f"worker {event.worker} is here: {event!r}")
+            raise ProtocolError(f"worker {event.worker} has joined: {event!r}")
         if not self.ledger.begun:
             self.ledger.joined.add(event.worker)
         return []
@@ -178,21 +180,21 @@ class Decider:
                 given = Contribution(worker, event.version, event.samples, scale, event.sq_norm)
                 tally.contributions.append(given)
                 return [Accept(worker, event.version, update, event.samples, scale)]
-            if worker not in tally.done:  # a rule that repeats may have had something sound of it
+            if worker not in tally.done:  # under a rule that repeats it may have contributed
                 tally.excused.add(worker)
         return [Drop(worker, event.version, fate if event.finite else Fate.NON_FINITE)]
 
     def _on_work_abandoned(self, event: WorkAbandoned) -> list[Action]:
         member, work = self._reported(event)
         if work is None:
-            raise ProtocolError(f"nobody had asked for the work that was given up: {event!r}")
+            raise ProtocolError(f"the worker has already reported this turn: {event!r}")
         self._release(event.worker, member, event, whole=False)
         return [Drop(event.worker, work.version, Fate.CANCELLED)]
 
     def _on_timer_fired(self, event: TimerFired) -> list[Action]:
         ledger = self.ledger
         if event.timer > ledger.timer:
-            raise ProtocolError(f"there is no such timer: {event!r}")
+            raise ProtocolError(f"no timer with this number was started: {event!r}")
         if ledger.awaits_timer(event.timer):
             ledger.overdue = True
         return []
@@ -223,11 +225,11 @@ class Decider:
     def _member(self, worker: int, event: Event) -> Member:
         member = self.ledger.members.get(worker)
         if member is None:
-            raise ProtocolError(f"worker {worker} is not here: {event!r}")
+            raise ProtocolError(f"worker {worker} has not joined: {event!r}")
         return member
 
     def _reported(self, event: GradientArrived | WorkAbandoned) -> tuple[Member, Work | None]:
-        """Who reports, and on which work; None: on work that it has reported on before."""
+        """Return the worker that reports, and its work; None: this turn was reported before."""
         member = self._member(event.worker, event)
         if not 1 <= event.turn <= member.turn:
             raise ProtocolError(f"the worker has had {member.turn} turns: {event!r}")
@@ -236,7 +238,7 @@ class Decider:
     def _release(
         self, worker: int, member: Member, event: GradientArrived | WorkAbandoned, whole: bool
     ) -> None:
-        """The worker has reported on its work, and waits."""
+        """Mark the worker as idle after its report."""
         member.work = None
         member.cancelled = False
         self.ledger.idle[worker] = None
@@ -245,7 +247,7 @@ class Decider:
     # ---------------------------------------------------------------------------------- settling
 
     def _settle(self, actions: list[Action]) -> None:
-        """Do everything that has become possible."""
+        """Do everything that the last event made possible."""
         ledger, policy = self.ledger, self.policy
         if ledger.finished:
             return
@@ -272,14 +274,14 @@ class Decider:
                 actions.append(self._ask(worker, work))
 
     def _can_update(self) -> bool:
-        """Whether an update is due; while the run is paused, only one that lacks nothing is."""
+        """Return whether an update is due; in a pause, only one with all its contributions is."""
         ledger, policy = self.ledger, self.policy
         if ledger.paused:
             return len(ledger.next_tally.contributions) >= policy.needed(ledger)
         return policy.is_due(ledger)
 
     def _askable(self, actions: list[Action], before: int) -> Iterable[int]:
-        """The idle workers whose `assign` may have changed; asking all each time is too slow."""
+        """Return the idle workers whose `assign` may have changed; asking all is too slow."""
         first = actions[0] if actions else None
         if isinstance(first, Accept) and self.ledger.version == before:
             return (first.worker,)
@@ -297,7 +299,7 @@ class Decider:
         if ledger.paused and enough:
             ledger.begun, ledger.paused = True, False
             ledger.joined.clear()
-            # The time spent in a pause does not count against a deadline.
+            # Time spent in a pause doesn't count towards a deadline.
             self._open()
             actions.append(Resume())
         elif not ledger.paused and not enough:
@@ -331,12 +333,12 @@ class Decider:
         return made
 
     def _open(self) -> None:
-        """The next update begins to wait now, and any timer is out of date."""
+        """Start the wait for the next update now; a running timer becomes outdated."""
         self.ledger.opened_at = self.ledger.now
         self.ledger.timer_runs = self.ledger.overdue = False
 
     def _cancel_useless(self, actions: list[Action]) -> None:
-        """Tell those whose work will be dropped whenever it comes, once each."""
+        """Cancel, once each, all work whose gradient would be dropped in any case."""
         for worker, member in self.ledger.members.items():
             if member.work is None or member.cancelled:
                 continue
@@ -365,13 +367,14 @@ class Decider:
     # ---------------------------------------------------------------------------------- checking
 
     def check(self) -> None:
-        """Raise `InternalError`, with the story so far, unless every invariant holds."""
+        """Raise `InternalError`, with the latest events, if an invariant doesn't hold."""
         checked = invariants(self.policy, self.ledger, self._can_update, self.would_accept)
         broken = [what for what, holds in checked if not holds]
         if broken:
-            story = "\n  ".join(map(repr, self._story))
+            history = "\n  ".join(map(repr, self._history))
             raise InternalError(
-                f"{self.policy}: broken: {'; '.join(broken)}; please report this story:\n  {story}"
+                f"{self.policy}: broken: {'; '.join(broken)}; "
+                f"please report this with the latest events:\n  {history}"
             )
 
 
@@ -381,6 +384,6 @@ def _check_norm(event: GradientArrived | UpdateApplied) -> None:
 
 
 def replay(policy: Policy, spec: RunSpec, events: Iterable[Event]) -> list[list[Action]]:
-    """What the policy decides on these events, event by event."""
+    """Return the actions that the policy decides on each of these events."""
     decider = Decider(policy, spec)
     return [decider.handle(event) for event in events]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The two vocabularies of the core: events (what happened) and actions (what to do).
+"""The interface of the core: events (what happened) and actions (what to do).
 
-A shell, simulated or real, turns what happens into events, each with its time, hands them to
-`Decider.handle`, and performs the actions that come back, in their order. Nothing else passes
-between a shell and the core, so the list of events *is* the run: feed it in again and the same
-actions come out.
+A shell, simulated or real, turns what happens into events, passes them to `Decider.handle`, and
+performs the actions that it returns, in order. Nothing else passes between a shell and the core, so
+the list of events *is* the run: replay it and you get the same actions.
 
-All are frozen values. Times are seconds on the shell's own clock and never run backwards.
+Events and actions are frozen values. Every event has a time, in seconds on the shell's own clock,
+which never goes backwards.
 """
 
 from dataclasses import dataclass
@@ -38,14 +38,14 @@ __all__ = [
 
 
 class Fate(StrEnum):
-    """What became of a gradient. Every gradient has exactly one."""
+    """What became of a gradient. Every gradient has exactly one fate."""
 
     ACCEPTED = "accepted"  # kept for an update
-    LATE = "late"  # whole, but its update was made without it
-    STALE = "stale"  # whole, but older than the rule allows
-    DUPLICATE = "duplicate"  # nobody waits for it: its turn was reported on before
-    CANCELLED = "cancelled"  # given up before it was whole
-    NON_FINITE = "non-finite"  # it has a NaN or an infinity in it
+    LATE = "late"  # complete, but its update was made without it
+    STALE = "stale"  # complete, but older than the rule allows
+    DUPLICATE = "duplicate"  # this turn was reported before
+    CANCELLED = "cancelled"  # abandoned before it was complete
+    NON_FINITE = "non-finite"  # contains a NaN or an infinity
 
 
 # --------------------------------------------------------------------------------------- events
@@ -60,14 +60,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined(Event):
-    """A worker is here and waits for parameters."""
+    """A worker joined and waits for parameters."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft(Event):
-    """A worker is gone: it died, was lost, or had nothing more to do."""
+    """A worker is gone: it died, its connection was lost, or it had nothing more to do."""
 
     worker: int
     reason: str = ""
@@ -75,7 +75,7 @@ class WorkerLeft(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMissing(Event):
-    """A worker that the run was started for has never come, and will not: do not wait for it."""
+    """A worker that the run was started for will never join: don't wait for it."""
 
     worker: int
     reason: str = ""
@@ -83,22 +83,22 @@ class WorkerMissing(Event):
 
 @dataclass(frozen=True, slots=True)
 class GradientArrived(Event):
-    """A worker has finished the gradient that it was asked for, and waits for parameters.
+    """A worker finished the gradient that it was asked for, and waits for parameters.
 
-    Of one that was cancelled the shell may bring word only, and leave the numbers where they are.
+    If the work was cancelled, the shell may report this without transferring the gradient.
     """
 
     worker: int
-    turn: int  # which of its pieces of work this is: the `turn` of the `SendParams`
-    version: int  # of the parameters that it was computed at
-    samples: int = 1  # in its mini-batch; contributions are weighted by them
+    turn: int  # the `turn` of the `SendParams` that asked for it
+    version: int  # of the parameters that it was computed with
+    samples: int = 1  # in its mini-batch; contributions are weighted by samples
     finite: bool = True
     sq_norm: float | None = None  # its squared norm; None: not measured, or not finite
 
 
 @dataclass(frozen=True, slots=True)
 class WorkAbandoned(Event):
-    """A worker has given up the gradient that it was asked for, and waits for parameters."""
+    """A worker abandoned the gradient that it was asked for, and waits for parameters."""
 
     worker: int
     turn: int
@@ -106,16 +106,16 @@ class WorkAbandoned(Event):
 
 @dataclass(frozen=True, slots=True)
 class TimerFired(Event):
-    """The time of a `StartTimer` has come."""
+    """The time of a `StartTimer` was reached."""
 
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateApplied(Event):
-    """The shell has performed an `ApplyUpdate`; its time is that of the event that caused it.
+    """The shell performed an `ApplyUpdate`. The shell reports every update once, in order.
 
-    The shell reports every update once, in order.
+    The time is that of the event that made the update due.
     """
 
     update: int
@@ -124,7 +124,7 @@ class UpdateApplied(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """The run is to end once the updates in the making are made."""
+    """The run should end as soon as the updates that have contributions are made."""
 
 
 # -------------------------------------------------------------------------------------- actions
@@ -132,15 +132,15 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """An accepted gradient on its way into an update.
+    """An accepted gradient that goes into an update.
 
-    The contributions to an update are in the order in which they were accepted.
+    The contributions of an update are listed in the order in which they were accepted.
     """
 
     worker: int
     version: int
     samples: int
-    scale: float = 1.0  # how much it counts besides its weight, decided when it was accepted
+    scale: float = 1.0  # multiplies its weight; decided when it was accepted
     sq_norm: float | None = None  # the squared norm of the gradient; None: not known
 
 
@@ -151,10 +151,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Accept(Action):
-    """Keep the gradient that just arrived: it goes into `update`. Tell the worker.
+    """Keep the gradient that just arrived, for `update`, and tell the worker.
 
-    In that update it counts `samples · scale`, divided by the samples of all contributions, so a
-    shell may start adding up gradients before the update is complete.
+    The update adds `samples · scale` times this gradient and divides by the samples of all its
+    contributions, so a shell can start to add up gradients before the update is complete.
     """
 
     worker: int
@@ -166,7 +166,7 @@ class Accept(Action):
 
 @dataclass(frozen=True, slots=True)
 class Drop(Action):
-    """Forget the gradient that just arrived, or was given up. Tell the worker its fate."""
+    """Drop the gradient that just arrived or was abandoned, and tell the worker its fate."""
 
     worker: int
     version: int
@@ -175,38 +175,39 @@ class Drop(Action):
 
 @dataclass(frozen=True, slots=True)
 class ApplyUpdate(Action):
-    """Step the optimizer with the weighted sum of the contributions; that makes `update`.
+    """Step the optimizer with the weighted sum of the contributions.
 
-    Update u turns version u-1 into version u. The step is along Σ weightᵢ · scaleᵢ · gradientᵢ.
+    Update u turns version u-1 into version u. The gradient is Σ weightᵢ · scaleᵢ · gradientᵢ.
     """
 
     update: int
     contributions: tuple[Contribution, ...]
-    weights: tuple[float, ...]  # by samples; they sum to 1
-    scales: tuple[float, ...]  # what the rule makes of staleness; 1 where it does not care
-    wanted: int  # how many the rule asks for; fewer: too few are alive or sound, or time was up
+    weights: tuple[float, ...]  # proportional to samples; they sum to 1
+    scales: tuple[float, ...]  # how the rule scales stale gradients; 1 if it doesn't
+    wanted: int  # how many contributions the rule asks for; there may be fewer
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """How many updates old each contribution is."""
+        """The staleness of each contribution, in updates."""
         return tuple(self.update - 1 - c.version for c in self.contributions)
 
 
 @dataclass(frozen=True, slots=True)
 class SendParams(Action):
-    """Let the worker compute a gradient at this version; its report carries the turn.
+    """Let the worker compute a gradient at this version. Its report must carry the turn.
 
-    Under `delayed:k` the version may be up to k older than the newest: keep as many.
+    Under `delayed:k` the version may be up to k older than the newest, so the shell must keep the
+    newest k + 1 versions.
     """
 
     worker: int
-    turn: int  # 1 for the first piece of work that this worker ever gets, and so on
+    turn: int  # counts the gradients that this worker was ever asked for, from 1
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Action):
-    """What this worker computes will be dropped whenever it comes: it may as well give up."""
+    """The gradient that this worker computes will be dropped in any case: it may stop."""
 
     worker: int
     turn: int
@@ -214,7 +215,7 @@ class Cancel(Action):
 
 @dataclass(frozen=True, slots=True)
 class StartTimer(Action):
-    """Send a `TimerFired` with this number at time `at`; one that is out of date is harmless."""
+    """Send `TimerFired` with this number at time `at`; an outdated timer has no effect."""
 
     timer: int
     at: float
@@ -222,19 +223,19 @@ class StartTimer(Action):
 
 @dataclass(frozen=True, slots=True)
 class Pause(Action):
-    """The run waits, and this is what for."""
+    """The run pauses; `reason` says what it waits for."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resume(Action):
-    """The run goes on, or begins."""
+    """The run starts, or continues after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish(Action):
-    """The run is over: nobody need compute any more, nor anybody who joins after this."""
+    """The run is over: no worker gets work any more, not even one that joins later."""
 
     version: int
-    unused: tuple[Contribution, ...] = ()  # accepted, but stopped before their update was made
+    unused: tuple[Contribution, ...] = ()  # accepted, but the run ended before their update

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The state of a run: who is here, who works on what, which updates are in the making.
+"""The state of a run: which workers are members, what they work on, what was accepted so far.
 
-The ledger only keeps the books; it decides nothing. `Decider` writes it, policies read it.
-An update in the making is a `Tally`; only `delayed` has more than one.
+The ledger stores this state and decides nothing. `Decider` writes it, policies read it. A `Tally`
+collects the contributions of an update that isn't made yet; only `delayed` has several at a time.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ __all__ = ["Ledger", "Member", "Origin", "Tally", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run begins: at nothing, or where an earlier part of it was saved."""
+    """Where a run starts: from scratch, or from a checkpoint of an earlier part."""
 
     version: int = 0
 
     turns: Mapping[int, int] = field(default_factory=dict)
-    """How many pieces of work each worker had before."""
+    """How many turns each worker had before."""
 
     memory: Any = None
-    """What the policy remembered, as plain values; None: nothing."""
+    """The policy's memory as plain values; None: it has none."""
 
     samples: int = 0
     """Samples in the updates that led there."""
@@ -35,38 +35,38 @@ class Origin:
 class Work:
     """A gradient that a worker was asked for."""
 
-    version: int  # of the parameters that it computes with
-    update: int  # what it is meant for; where any version counts, the earliest that it can go into
+    version: int  # of the parameters to compute it with
+    update: int  # the update that it is meant for, or the earliest one that it can go into
 
 
 @dataclass(slots=True)
 class Member:
-    """What is known of a worker that is here."""
+    """The state of a worker that has joined and not left."""
 
     work: Work | None = None
-    """None iff it waits for parameters; then it is in `Ledger.idle`."""
+    """None iff the worker waits for parameters; it is then in `Ledger.idle`."""
 
     asked_at: float = 0.0
-    """When it was asked for `work`."""
+    """When the worker was asked for `work`."""
 
     cancelled: bool = False
-    """It was told that `work` is of no use any more."""
+    """Whether the worker was told to cancel `work`."""
 
     turn: int = 0
-    """The number of `work`, or of the last that it had."""
+    """The turn of `work`, or the last one if the worker is idle."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """An update in the making."""
+    """The contributions to an update that isn't made yet."""
 
     contributions: list[Contribution] = field(default_factory=list)
 
     done: set[int] = field(default_factory=set)
-    """Members that have given to this update."""
+    """Members that have contributed to this update."""
 
     excused: set[int] = field(default_factory=set)
-    """Members whose gradient for it was not finite: they try again, but nobody waits for them."""
+    """Members whose gradient was not finite: they try again, but the update doesn't wait."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Ledger:
     spec: RunSpec
 
     memory: Any
-    """What the policy itself remembers; only the policy knows its form."""
+    """The policy's own memory; only the policy knows its form."""
 
     now: float = 0.0
     """The time of the newest event."""
@@ -88,24 +88,24 @@ class Ledger:
     """How many samples went into them."""
 
     oldest: int = 0
-    """The version that this part of the run began with; those before it are not to be had."""
+    """The version that this part of the run started from; earlier ones don't exist any more."""
 
     opened_at: float = 0.0
-    """When the newest version was made, or the run last went on after a pause."""
+    """When the newest version was made, or when the run last resumed."""
 
     members: dict[int, Member] = field(default_factory=dict)
 
     idle: dict[int, None] = field(default_factory=dict)
-    """Members that wait for parameters, first come first (a dict used as an ordered set)."""
+    """Members that wait for parameters, in order of arrival (a dict used as an ordered set)."""
 
     tallies: dict[int, Tally] = field(default_factory=dict)
-    """By update; only updates beyond `version`."""
+    """By update; only for updates after `version`."""
 
     applying: dict[int, ApplyUpdate] = field(default_factory=dict)
-    """Updates that were decided, oldest first, until the shell reports that it has applied them."""
+    """Updates that were made but that the shell hasn't reported as applied yet, oldest first."""
 
     joined: set[int] = field(default_factory=set)
-    """Every worker that ever joined, or will never, until the run has begun; empty afterwards."""
+    """Workers that have joined or are known to be missing, until the run begins; then empty."""
 
     begun: bool = False
     paused: bool = True
@@ -113,16 +113,16 @@ class Ledger:
     finished: bool = False
 
     last: int | None = None
-    """The update with which the run ends; None: not known yet."""
+    """The last update of the run; None: not known yet."""
 
     turns: dict[int, int] = field(default_factory=dict)
-    """How many pieces of work each worker ever had, so that no number is given twice."""
+    """How many turns each worker ever had, so that no number is used twice."""
 
     timer: int = 0
     """The number of the newest timer."""
 
     timer_runs: bool = False
-    """Whether that timer is for the next update; otherwise it is out of date."""
+    """Whether that timer is for the next update; otherwise it is outdated."""
 
     overdue: bool = False
     """Whether the timer of the next update has fired."""
@@ -132,7 +132,7 @@ class Ledger:
 
     @property
     def next_tally(self) -> Tally:
-        """The update that will be made next; there always is one."""
+        """The tally of the next update; there always is one."""
         return self.tallies[self.version + 1]
 
     @property
@@ -145,6 +145,6 @@ class Ledger:
         return timer == self.timer and self.timer_runs
 
     def outstanding(self) -> int:
-        """How many of those here the next update may still wait for."""
+        """Return how many members the next update may still wait for."""
         tally = self.next_tally
         return len(self.members) - len(tally.done) - len(tally.excused)

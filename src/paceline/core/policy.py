@@ -4,16 +4,16 @@
 Rules differ only in their answers:
 
     needed      how many contributions does the next update take?   (all W)
-    is_due      is the next update due?                             (all are in, or nobody is left)
-    assign      what may this idle worker compute?                  (its turn for the next update)
+    is_due      is the next update due?                             (all are in, or none can come)
+    assign      what should this idle worker compute?               (a gradient for the next update)
     judge       what becomes of a gradient that arrives now?        (late iff its update was made)
     scale       how much does a stale gradient count?               (fully)
-    deadline    until when does the next update wait?               (for ever)
+    deadline    until when does the next update wait?               (forever)
 
-In brackets: the answers of this class, which are those of full synchronous training. A rule
-overrides what it does otherwise. What it learns in `welcome`, `observe` and `observe_update` it
-keeps in `ledger.memory`, which it makes in `fresh_memory`; everything else in the ledger is for
-reading. Who asks, and what is done with the answers, is in `decider`.
+The answers of this class, in brackets, are those of full synchronous training. A rule overrides
+what it does differently. It may learn in `welcome`, `observe` and `observe_update`, and stores what
+it learns in `ledger.memory`, which `fresh_memory` creates. It must not change anything else in the
+ledger. `decider` asks the questions and acts on the answers.
 """
 
 from dataclasses import MISSING, dataclass, fields
@@ -28,88 +28,88 @@ __all__ = ["Policy"]
 
 @dataclass(frozen=True)
 class Policy:
-    """A rule; the answers here are those of full synchronous training."""
+    """Base class of all rules; its answers are those of full synchronous training."""
 
     name: ClassVar[str]
-    """The word that begins its string."""
+    """The word that its string starts with."""
 
     form: ClassVar[str]
-    """Its string as a user writes it, with an example: for help and errors."""
+    """How users write its string, with an example; shown in help and errors."""
 
     repeats: ClassVar[bool] = False
     """Whether a worker may count more than once in an update."""
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no gradient is ever too old for it, so that there is never one to cancel."""
+        """Whether the rule accepts gradients of any age, so that none is ever cancelled."""
         return False
 
     @property
     def versions_kept(self) -> int:
-        """How many of the newest versions a worker may yet be sent to; the shell keeps as many."""
+        """How many of the newest versions workers may still be sent; the shell must keep them."""
         return 1
 
     def validate(self, spec: RunSpec) -> None:
-        """Raise `SpecError` unless this rule can run with that spec."""
+        """Raise `SpecError` if this rule can't run with that spec."""
 
     def fresh_memory(self, spec: RunSpec) -> Any:
-        """What the rule remembers at the beginning of a run."""
+        """Return the rule's memory at the start of a run."""
         del spec
         return None
 
     def plain_memory(self, memory: Any) -> Any:
-        """What is worth remembering in a later part of the run, as lists and numbers; or None."""
+        """Return what a checkpoint should keep of the memory, as lists and numbers, or None."""
         del memory
 
     def recall(self, spec: RunSpec, plain: Any) -> Any:
-        """What the rule remembers when the run goes on with this; None: nothing was kept."""
+        """Return the rule's memory when a run is restored; `plain` is what the checkpoint kept."""
         del plain
         return self.fresh_memory(spec)
 
     def welcome(self, ledger: Ledger, worker: int) -> None:
-        """A worker has joined; remember of it what the rule needs."""
+        """Learn that a worker has joined."""
 
     def observe(self, ledger: Ledger, worker: int, took_s: float, whole: bool) -> None:
-        """A worker has reported `took_s` after it was asked; learn from it. Not whole: given up."""
+        """Learn that a worker reported `took_s` after it was asked; `whole`: not abandoned."""
 
     def observe_update(self, ledger: Ledger, made: ApplyUpdate, sq_norm: float | None) -> None:
-        """Learn from an update that was applied; `sq_norm` is of its averaged gradient."""
+        """Learn that an update was applied; `sq_norm` is that of its averaged gradient."""
 
     def needed(self, ledger: Ledger) -> int:
-        """How many contributions the next update takes. It may change from update to update."""
+        """Return how many contributions the next update takes; this may change over time."""
         return ledger.spec.workers
 
     def is_due(self, ledger: Ledger) -> bool:
-        """Whether the next update can be made now; `ledger.overdue` says that its time is up."""
+        """Return whether to make the next update now; `ledger.overdue`: its deadline passed."""
         count = len(ledger.next_tally.contributions)
         return count >= self.needed(ledger) or (count > 0 and ledger.outstanding() == 0)
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
-        """What an idle worker is to compute; None: it waits.
+        """Return what an idle worker should compute; None: it waits.
 
-        A worker that waits is asked again after every event but one: another worker's gradient was
-        accepted and made no update yet.
+        The decider asks again after every event, except when another worker's gradient was accepted
+        and didn't complete an update.
         """
         if worker in ledger.next_tally.done:
             return None
         return Work(version=ledger.version, update=ledger.version + 1)
 
     def judge(self, ledger: Ledger, work: Work) -> Fate:
-        """The fate of a sound gradient, were it to arrive now. Once refused, refused for ever."""
+        """Return the fate of a finite gradient if it arrived now. Once refused, always refused."""
         return Fate.ACCEPTED if work.update > ledger.version else Fate.LATE
 
     def scale(self, staleness: int) -> float:
-        """The factor by which a gradient of this staleness counts, beside its weight."""
+        """Return the factor that multiplies the weight of a gradient of this staleness."""
         del staleness
         return 1.0
 
     def deadline(self, ledger: Ledger) -> float | None:
-        """When the time of the next update is up; asked again and again until it gives one."""
+        """Return when the next update stops waiting; None: no deadline is known yet."""
         del ledger
         return None
 
     def __str__(self) -> str:
-        """The string that makes this policy."""
+        """Return the string that `parse_policy` turns into this policy."""
         given = [(f, getattr(self, f.name)) for f in fields(self)]
         parts = [f"{value}" for f, value in given if f.default is MISSING]
         parts += [f"{f.name}={v}" for f, v in given if f.default is not MISSING and v != f.default]

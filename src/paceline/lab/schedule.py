@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a trace says of training: which mini-batches, computed at which versions, make each update.
+"""Turn a trace into a training schedule: which mini-batches, at which versions, make each update.
 
-Which gradients count is a matter of time alone, and their numbers do not change it. So a run is
-simulated first, or recorded on real processes; its trace then says everything that training needs
-to know, and what was dropped is not in it.
+Which gradients count depends only on timing, not on their values. So a run is first simulated, or
+recorded with real processes, and its trace then holds everything that training needs. Dropped
+gradients aren't part of the schedule, and the weights are those that the policy decided.
 """
 
 from collections import Counter, defaultdict
@@ -19,13 +19,13 @@ __all__ = ["Part", "Step", "schedule"]
 
 
 class Part(NamedTuple):
-    """A gradient that counts."""
+    """A gradient that goes into an update."""
 
     draw: Draw
-    version: int  # of the parameters that it is computed at
+    version: int  # of the parameters to compute it with
     samples: int
-    weight: float  # by its samples; the weights of an update sum to 1
-    scale: float  # how much it counts besides, by its staleness
+    weight: float  # proportional to its samples; the weights of an update sum to 1
+    scale: float  # multiplies the weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Step:
 
     @property
     def samples(self) -> int:
-        """How many it is made of."""
+        """The number of samples in all its gradients."""
         return sum(part.samples for part in self.parts)
 
 
 def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
-    """The updates of a run; `requeue`: a mini-batch whose gradient was dropped comes again."""
+    """Return the updates of a run; `requeue`: mini-batches of dropped gradients are used again."""
     if not trace.header.has_weights:
         raise TraceError(
             f"the trace has format {trace.header.format}, which doesn't hold the weights of "
@@ -55,12 +55,12 @@ def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
     for record in trace.records:
         match record:
             case Gradient(fate=Fate.DUPLICATE):
-                pass  # of a mini-batch that is counted already
+                pass  # its mini-batch is already counted
             case Gradient(worker=worker, version=version, fate=fate, staleness=staleness):
                 if fate is Fate.ACCEPTED:
                     part = (Draw(worker, drawn[worker]), version, record.samples)
                     given[version + staleness + 1].append(part)
-                # One that was not finite would not be so again.
+                # A non-finite gradient would be non-finite again, so its mini-batch is skipped.
                 drawn[worker] += fate in (Fate.ACCEPTED, Fate.NON_FINITE) or not requeue
             case Update(t=time, update=update):
                 both = zip(given.pop(update), record.weighted(), strict=True)
@@ -68,8 +68,8 @@ def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
                 steps.append(Step(update, time, parts))
             case Restored():
                 raise TraceError(
-                    f"the run went back to update {record.version}, and what was lost with its "
-                    "server is not known; give a trace of a run without interruptions"
+                    f"the run was restored at update {record.version}, and the trace doesn't hold "
+                    "what was lost; use the trace of a run without interruptions"
                 )
             case _:
                 pass

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Training in virtual time: real gradients, in the order and with the staleness of a schedule.
+"""Train in virtual time: real gradients, in the order and with the staleness of a schedule.
 
-As soon as a version is there, every gradient that will be computed at it is computed, and added to
-the update that it is for. So no version is kept but the newest, gradients of one version go through
-the model together, and those that are dropped are never computed. What is kept instead is a sum for
-each update that was begun: one under synchronous rules, at most one for each worker otherwise.
+As soon as a version exists, all gradients at this version are computed and added to the updates
+that they are for. So only the newest version is kept, gradients of one version go through the model
+together, and dropped gradients are never computed. Instead of old versions, a sum is kept for each
+update that has contributions: one under synchronous rules, otherwise at most one per worker.
 
-What an update does is what `paceline run` does: gradients are averaged by their samples, each
-scaled by the rule; the average is clipped; the optimizer steps; buffers are averaged; the moving
-average follows. Buffers are averaged over time as well, for they belong to the weights.
+An update does what `paceline run` does: it averages the gradients with the weights and scales that
+the policy decided, clips the average, steps the optimizer, averages the buffers, and updates the
+moving average of the weights. The moving average includes the buffers, because they belong to the
+weights.
 
-Models are small, so calls cost as much as computing: the tensors of a model are parts of one, and
-all that is done to them is one call.
+The models are small, so the overhead of calls matters: all tensors of a model are views of one flat
+tensor, and each operation is a single call.
 """
 
 from collections import defaultdict
@@ -35,48 +36,48 @@ __all__ = ["Row", "Training"]
 
 
 class Row(NamedTuple):
-    """How good the model was."""
+    """The scores of the model at one point of the training."""
 
     time: float
     update: int
-    epochs: float  # of data that were used
+    epochs: float  # how many epochs of data were used
     scores: dict[str, float]
 
 
 @dataclass
 class _Sum:
-    """An update in the making."""
+    """The sums of an update that isn't complete yet."""
 
     grads: Tensor
     buffers: Tensor
 
 
 class _Group(NamedTuple):
-    """Gradients of one version that go into one update."""
+    """The gradients of one version that go into one update."""
 
     update: int
     parts: list[Part]
 
 
 class Training:
-    """A model that is trained by a schedule."""
+    """Trains a model according to a schedule."""
 
     def __init__(self, problem: Problem, steps: Sequence[Step], recipe: Recipe) -> None:
         if not steps:
-            raise SpecError("there is no update in the schedule, so nothing is trained")
+            raise SpecError("the schedule has no update, so there is nothing to train")
         self._problem = problem
         self._steps = steps
         self._recipe = recipe
-        self._samples = [0]  # used by so many updates
+        self._samples = [0]  # used up to each version
         for step in steps:
             self._samples.append(self._samples[-1] + step.samples)
         self._groups = _by_version(steps)
         torch.manual_seed(problem.seed)
         self.model = problem.build().train()
         self.average = deepcopy(self.model).eval() if recipe.ema is not None else None
-        self._averaged = _made_one(_floats(self.average)) if self.average is not None else None
+        self._averaged = _flatten(_floats(self.average)) if self.average is not None else None
         parameters = _trained(self.model)
-        self._floats = _made_one(_floats(self.model))
+        self._floats = _flatten(_floats(self.model))
         count = sum(parameter.numel() for parameter in parameters)
         self._weights = nn.Parameter(self._floats[:count])
         self._grads = self._weights.grad = torch.zeros_like(self._floats[:count])
@@ -89,11 +90,11 @@ class Training:
         self.is_diverged = False
 
     def epochs(self, version: int) -> float:
-        """Of data that were used until this version was made."""
+        """Return how many epochs of data were used up to this version."""
         return self._samples[version] / self._problem.samples
 
     def run(self, until: int | None = None) -> None:
-        """Make the updates that are left, or those until this one; stop if a sum is not finite."""
+        """Make the remaining updates, or those up to `until`; stop if an update isn't finite."""
         last = len(self._steps) if until is None else min(until, len(self._steps))
         while self.version < last and not self.is_diverged:
             for group in self._groups.get(self.version, ()):
@@ -101,7 +102,7 @@ class Training:
             self._apply(self._steps[self.version])
 
     def score(self) -> Row:
-        """How good the model is now; the average of the weights, where there is one."""
+        """Evaluate the model, or the moving average of its weights if there is one."""
         model = self.average or self.model
         model.eval()
         with torch.no_grad():
@@ -110,10 +111,10 @@ class Training:
         time = self._steps[self.version - 1].time if self.version else 0.0
         return Row(time, self.version, self.epochs(self.version), scores)
 
-    # ------------------------------------------------------------------------------- an update
+    # --------------------------------------------------------------------------------- updating
 
     def _compute(self, group: _Group) -> None:
-        """Add these gradients, and the buffers that belong to them, to the sum of their update."""
+        """Add these gradients, and their buffers, to the sums of their update."""
         if group.update not in self._sums:
             zeros = _Sum(torch.zeros_like(self._grads), torch.zeros_like(self._buffers))
             self._sums[group.update] = zeros
@@ -122,13 +123,13 @@ class Training:
         self._grads.zero_()
         for number, parts in enumerate(_passes(group.parts, self._problem)):
             seed = _seed(self._problem.seed, group.update, self.version, number)
-            torch.default_generator.manual_seed(seed)  # no other device's, which takes long
+            torch.default_generator.manual_seed(seed)  # seeding all devices takes much longer
             set_groups(self.model, len(parts))
             losses = self._problem.losses(self.model, [part.draw for part in parts])
             factors = [part.weight * part.scale for part in parts]
             (losses @ losses.new_tensor(factors)).backward()  # type: ignore[no-untyped-call] # torch's
             into.buffers.add_(self._buffers, alpha=sum(part.weight for part in parts))
-            self._buffers.copy_(before)  # each worker begins with those of this version
+            self._buffers.copy_(before)  # each worker starts from those of this version
         into.grads += self._grads
 
     @torch.no_grad()
@@ -149,10 +150,10 @@ class Training:
         if self._averaged is not None and self._recipe.ema is not None:
             self._averaged.lerp_(self._floats, 1 - self._recipe.ema)
 
-    # ---------------------------------------------------------------------------------- its state
+    # ----------------------------------------------------------------------------- checkpointing
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next update depends on; nothing is copied."""
+        """Return everything that the next update depends on, without copying it."""
         return {
             "version": self.version,
             "is_diverged": self.is_diverged,
@@ -163,7 +164,7 @@ class Training:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self.version, self.is_diverged = state["version"], state["is_diverged"]
         self.model.load_state_dict(state["model"])
         if self.average is not None:
@@ -177,12 +178,12 @@ def _trained(model: nn.Module) -> list[Tensor]:
 
 
 def _floats(model: nn.Module) -> list[Tensor]:
-    """What training changes: parameters, and the buffers that can be averaged."""
+    """Return what training changes: the parameters, and the buffers that can be averaged."""
     return [*_trained(model), *(b for b in model.buffers() if b.is_floating_point())]
 
 
-def _made_one(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor with the values of all; they become its parts."""
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Copy the tensors into one flat tensor, and make them views of it."""
     types = {tensor.dtype for tensor in tensors}
     if len(types) > 1:
         raise SpecError(f"parameters and buffers must have one type, got {sorted(map(str, types))}")
@@ -193,15 +194,15 @@ def _made_one(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _parts(whole: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Parts of the shapes of these, one after the other."""
-    begin = 0
+    """Yield views of a flat tensor with the shapes of these tensors, one after the other."""
+    start = 0
     for tensor in tensors:
-        yield whole[begin : begin + tensor.numel()].view_as(tensor)
-        begin += tensor.numel()
+        yield whole[start : start + tensor.numel()].view_as(tensor)
+        start += tensor.numel()
 
 
 def _by_version(steps: Iterable[Step]) -> dict[int, list[_Group]]:
-    """What is computed at each version, in the order in which it is needed."""
+    """Return the gradients to compute at each version, in the order of their updates."""
     groups: defaultdict[int, list[_Group]] = defaultdict(list)
     for step in steps:
         by_version = sorted(step.parts, key=lambda part: part.version)
@@ -211,7 +212,7 @@ def _by_version(steps: Iterable[Step]) -> dict[int, list[_Group]]:
 
 
 def _passes(parts: list[Part], problem: Problem) -> Iterator[list[Part]]:
-    """Parts that can go through the model together: of one size, and not too many."""
+    """Yield parts that go through the model together: of the same size, and not too many."""
     for samples, same in groupby(parts, key=lambda part: part.samples):
         alike = list(same)
         count = max(1, problem.pass_samples // max(1, samples))
@@ -219,7 +220,7 @@ def _passes(parts: list[Part], problem: Problem) -> Iterator[list[Part]]:
 
 
 def _seed(*numbers: int) -> int:
-    """A seed for what a model draws by itself, as dropout does; so a pass can be made again."""
+    """Combine numbers into a seed, so that a pass with dropout can be repeated exactly."""
     seed = 0
     for number in numbers:
         seed = (seed * 0x9E3779B97F4A7C15 + number + 1) % 2**63

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How long a worker takes to compute a gradient, drawn from a seed; all times in seconds.
 
-The simulator draws from it and a real run injects delays from it. It must not look at a clock
-(the caller tells the time), sleep or read files. `distributions` has what one time is drawn from,
-`streams` how times follow each other, `grammar` the strings of the command line.
+The simulator uses these times, and a real run injects them as delays. This package must not read a
+clock (the caller passes the time), sleep or read files. `distributions` describes a single time,
+`streams` a sequence of times, and `grammar` parses the strings of the command line.
 """
 
 from paceline.latency.distributions import (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What one computation time is drawn from; all times in seconds.
+"""Distributions of a single computation time; all times in seconds.
 
-The strings have no brackets, so parts may be nested only as far as a string can say.
+Latency strings have no brackets, so parts can be nested only as far as a string can express.
 """
 
 from abc import ABC, abstractmethod
@@ -35,16 +35,16 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 LONGEST = 1e12
-"""Heavy tails reach beyond what a float can hold; 30,000 years stand for everything longer."""
+"""Heavy tails can exceed what a float holds; longer times are cut off at 30,000 years."""
 
 PLAIN_NUMBERS = ("sigma", "shape", "alpha")
-"""Settings that are no durations."""
+"""Settings that aren't durations."""
 
 _ZERO_IS_FINE = ("seconds", "shift")
 
 
 class Distribution(ABC):
-    """What one computation time is drawn from; every draw is >= 0 and finite."""
+    """The distribution of one computation time; every draw is >= 0 and finite."""
 
     __slots__ = ()
 
@@ -63,14 +63,14 @@ class Distribution(ABC):
 
     @abstractmethod
     def _draw(self, rng: np.random.Generator, n: int) -> Floats:
-        """Draw without minding overflow."""
+        """Return `n` draws, which may overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named(Distribution):
     """A distribution with a name and settings, which are the fields of its class."""
 
-    example: ClassVar[str]  # begins with the name
+    example: ClassVar[str]  # starts with the name
 
     def __post_init__(self) -> None:
         for key, name in self.settings().items():
@@ -88,7 +88,7 @@ class Named(Distribution):
 
     @classmethod
     def settings(cls) -> dict[str, str]:
-        """Map what a setting is called in a string to its field."""
+        """Map the name of each setting in a string to its field."""
         return {field.name.removesuffix("_s"): field.name for field in fields(cls)}
 
     @classmethod
@@ -126,7 +126,7 @@ class Constant(Named):
 
 @dataclass(frozen=True, slots=True)
 class Exponential(Named):
-    """Exponential with its mean, and then moved by `shift`."""
+    """Exponential with the given mean, plus `shift`."""
 
     example = "exp:20ms,shift=50ms"
     mean_s: float  # not `mean`, which is a method of every distribution
@@ -149,7 +149,7 @@ class LogNormal(Named):
     shift: float = 0.0
 
     def mean(self) -> float:
-        # Beyond 37 a float cannot hold it.
+        # For larger sigma the mean exceeds what a float holds.
         return self.shift + self.median * (exp(self.sigma**2 / 2) if self.sigma < 37 else inf)
 
     def _draw(self, rng: np.random.Generator, n: int) -> Floats:
@@ -158,7 +158,7 @@ class LogNormal(Named):
 
 @dataclass(frozen=True, slots=True)
 class Gamma(Named):
-    """Gamma; with a whole `shape`, the sum of so many exponential parts."""
+    """Gamma; with an integer `shape`, the sum of that many exponential times."""
 
     example = "gamma:50ms,4"
     mean_s: float
@@ -174,7 +174,7 @@ class Gamma(Named):
 
 @dataclass(frozen=True, slots=True)
 class Pareto(Named):
-    """Classical Pareto: P(time > t) = (scale / t) ** alpha, and never below `scale`."""
+    """Classical Pareto: P(time > t) = (scale / t) ** alpha; never below `scale`."""
 
     example = "pareto:50ms,2.5"
     scale: float
@@ -198,7 +198,7 @@ class Weibull(Named):
     shift: float = 0.0
 
     def mean(self) -> float:
-        # Below 0.006 a float cannot hold it.
+        # For smaller shapes the mean exceeds what a float holds.
         return self.shift + self.scale * (gamma(1 + 1 / self.shape) if self.shape > 0.006 else inf)
 
     def _draw(self, rng: np.random.Generator, n: int) -> Floats:
@@ -207,10 +207,10 @@ class Weibull(Named):
 
 @dataclass(frozen=True, slots=True)
 class Sometimes(Distribution):
-    """With a probability a draw of its part, else 0."""
+    """A draw of its part with the given probability, otherwise 0."""
 
     probability: float
-    part: Distribution  # a named one: the strings have no brackets
+    part: Distribution  # must be `Named`, because the strings have no brackets
 
     def __post_init__(self) -> None:
         _check_parts((self.part,), Named)
@@ -218,7 +218,7 @@ class Sometimes(Distribution):
             raise SpecError(f"probability must be between 0 and 1, got {self.probability}")
 
     def mean(self) -> float:
-        # 0 * inf would not be a number.
+        # 0 * inf would be NaN.
         return self.probability * self.part.mean() if self.probability else 0.0
 
     def __str__(self) -> str:
@@ -232,7 +232,7 @@ class Sometimes(Distribution):
 class Sum(Distribution):
     """The sum of independent draws of its parts."""
 
-    parts: tuple[Distribution, ...]  # two or more, named ones or Sometimes
+    parts: tuple[Distribution, ...]  # two or more, `Named` or `Sometimes`
 
     def __post_init__(self) -> None:
         _check_parts(self.parts, Named, Sometimes)
@@ -252,10 +252,10 @@ class Sum(Distribution):
 
 @dataclass(frozen=True, slots=True)
 class Mixture(Distribution):
-    """A draw of one of its parts, chosen by the weights."""
+    """A draw of one of its parts, chosen with the given weights."""
 
-    weights: tuple[float, ...]  # >= 0, and 1 together
-    parts: tuple[Distribution, ...]  # two or more, none of them a Mixture
+    weights: tuple[float, ...]  # >= 0; they sum to 1
+    parts: tuple[Distribution, ...]  # two or more, none of them a `Mixture`
 
     def __post_init__(self) -> None:
         _check_parts(self.parts, Named, Sometimes, Sum)
@@ -278,7 +278,7 @@ class Mixture(Distribution):
 
 
 def _check_parts(parts: tuple[Distribution, ...], *kinds: type) -> None:
-    """Raise unless the strings, which have no brackets, can say this."""
+    """Raise SpecError if a string, which has no brackets, can't express this nesting."""
     for part in parts:
         if not isinstance(part, kinds):
             raise SpecError(f"{type(part).__name__} must not be nested here, got {str(part)!r}")

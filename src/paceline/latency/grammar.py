@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The strings of latencies. White space is free in them:
+"""Parse latency strings. The grammar, in which white space is optional:
 
     latency  := base (';' modifier)*
-    base     := sum  |  percent sum ('|' percent sum)+      one of them; together 100 %
-    sum      := term ('+' term)*                            independent
-    term     := [percent] (duration | name ':' settings)    with that probability, else 0
-    modifier := 'worker' ids 'x' factor                     always so many times slower
+    base     := sum  |  percent sum ('|' percent sum)+      alternatives; they add up to 100 %
+    sum      := term ('+' term)*                            independent times
+    term     := [percent] (duration | name ':' settings)    with this probability, otherwise 0
+    modifier := 'worker' ids 'x' factor                     always this many times slower
               | 'phases x' factor 'for' duration 'every' duration ['on worker' ids]
 
-Ids are such as 7 or 0,3-5. Between bars the first percentage is the weight of the alternative;
-without bars it belongs to its term. What a value prints reads back as its equal.
+Ids look like 7 or 0,3-5. In alternatives, the first percentage is the weight of the alternative;
+otherwise it belongs to its term. `str` of a parsed value parses back to an equal value.
 """
 
 import re
@@ -38,7 +38,7 @@ from paceline.spec import parse_number, parse_seconds, split_call
 
 __all__ = ["parse_latency"]
 
-_PLUS = re.compile(r"(?<!\d[eE])\+")  # the plus of 1e+3 adds nothing
+_PLUS = re.compile(r"(?<!\d[eE])\+")  # not the plus of 1e+3
 _SLOWER = re.compile(r"workers?\s*(.*?)\s*x\s*(.*)")
 _PHASES = re.compile(
     r"phases\s*x\s*(.*?)\s*for\s*(.*?)\s*every\s*(.*?)\s*(?:on\s*workers?\s*(.*))?"
@@ -51,7 +51,7 @@ _KINDS: dict[str, type[Named]] = {
 
 
 def parse_latency(text: str) -> Latency:
-    """Read a latency such as "50ms + 5% exp:500ms; worker 7 x2.2"."""
+    """Parse a latency such as "50ms + 5% exp:500ms; worker 7 x2.2"."""
     base, *modifiers = (part.strip() for part in text.split(";"))
     latency = Latency(_parse_base(base))
     for modifier in modifiers:
@@ -124,13 +124,13 @@ def _parse_named(kind: type[Named], text: str) -> Distribution:
         settings[key]: (parse_number if key in PLAIN_NUMBERS else parse_seconds)(value, key)
         for key, value in given.items()
     }
-    build: Callable[..., Distribution] = kind  # mypy knows the base class's arguments only
+    build: Callable[..., Distribution] = kind  # mypy only knows the base class's arguments
     return build(**numbers)
 
 
 @contextmanager
 def _reading(part: str, right: str) -> Iterator[None]:
-    """Let a SpecError quote the part of the string that it is about, and show the right form."""
+    """Add the offending part of the string and the correct form to a SpecError."""
     try:
         yield
     except SpecError as error:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The computation times of one worker, one after the other, drawn from a seed.
+"""Sequences of computation times of a worker, drawn from a seed.
 
-`TimeStream` is that sequence, and a `TimeModel` makes it: `Latency` from a distribution, factors
-and slow `Phases` that last, `Recorded` from a recording.
+A `TimeStream` is such a sequence, and a `TimeModel` creates it: `Latency` from a distribution,
+factors and slow `Phases`, `Recorded` from a recording.
 
-Theory of operation: the k-th time of a worker depends on the seed, the worker and k only. Times
-are drawn in blocks of a fixed size from a generator of the worker's own, and each kind of phases
-has a generator of its own, so that adding phases multiplies the same times. Nothing is drawn, and
-no generator is made, before the first question.
+Theory of operation: the k-th time of a worker depends only on the seed, the worker and k. Times are
+drawn in blocks of a fixed size from the worker's own generator. Each kind of phases has a generator
+of its own, so adding phases multiplies the same times. No generator is created, and nothing is
+drawn, before the first time is requested.
 """
 
 from bisect import bisect_left
@@ -28,29 +28,29 @@ __all__ = ["Latency", "Phases", "Recorded", "TimeModel", "TimeStream"]
 
 Draw = Callable[[np.random.Generator], Floats]
 
-# How many times are drawn at once. It is part of what a seed means: never change it.
+# How many times are drawn at once. Changing it would change the times that a seed gives.
 _BLOCK = 256
 
 _FACTOR_MAX = 1e6
 _WORKER_MAX = 999_999
 
-# A worker not asked for this many cycles of slow and normal has forgotten its state (the
-# correlation is below exp(-4000)), so it is drawn afresh instead of walked through.
+# After this many cycles of slow and normal the state is independent of the last known one (the
+# correlation is below exp(-4000)), so it is drawn again instead of simulated step by step.
 _FORGOTTEN_CYCLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Slow phases that last: a worker alternates between normal and slow, at random.
+    """Slow phases: a worker alternates between normal and slow, at random.
 
-    Both last exponentially long. The state at the first question is drawn from the stationary
-    distribution, and every worker has its own alternation.
+    The lengths of both are exponential. The initial state is drawn from the stationary
+    distribution, and every worker alternates independently.
     """
 
-    factor: float  # a computation begun in a slow phase takes so many times as long, to its end
+    factor: float  # a computation started in a slow phase takes this many times as long
     lasting: float  # the mean length of a slow phase, in seconds
-    every: float  # the mean length of what is between two slow phases, in seconds
-    workers: tuple[int, ...] | None = None  # those that have such phases, ascending; None: all
+    every: float  # the mean time between two slow phases, in seconds
+    workers: tuple[int, ...] | None = None  # the workers concerned, ascending; None: all
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", _check_factor(self.factor))
@@ -71,11 +71,11 @@ class Phases:
         return self.lasting / (self.lasting + self.every)
 
     def is_on(self, worker: int) -> bool:
-        """Whether this worker has such phases at all."""
+        """Return whether this worker has these phases."""
         if self.workers is None:
             return True
-        place = bisect_left(self.workers, worker)
-        return place < len(self.workers) and self.workers[place] == worker
+        index = bisect_left(self.workers, worker)
+        return index < len(self.workers) and self.workers[index] == worker
 
     def __str__(self) -> str:
         lengths = f"for {format_seconds(self.lasting)} every {format_seconds(self.every)}"
@@ -84,31 +84,31 @@ class Phases:
 
 
 class TimeStream:
-    """The computation times of one worker from one seed; made by a `TimeModel`."""
+    """The computation times of one worker for one seed; created by a `TimeModel`."""
 
     __slots__ = ("_times", "_walks")
 
     def __init__(self, draw: Draw, worker: int, seed: int, phases: Sequence[Phases] = ()) -> None:
-        """`draw` gives the next block, whose size must always be the same."""
+        """`draw` returns the next block; all blocks must have the same size."""
         _check_worker(worker)
         if seed < 0:
             raise SpecError(f"seed must be >= 0, got {seed}")
         self._times = chain.from_iterable(_blocks(draw, worker, seed))
-        # Numbered among its own, so that the phases of other workers change nothing here.
+        # Numbered per worker, so that phases of other workers change nothing here.
         own = [phase for phase in phases if phase.is_on(worker)]
         self._walks = tuple(_Walk(phase, (worker, i), seed) for i, phase in enumerate(own, 1))
 
     def take(self, start: float) -> float:
-        """Return the next time, for a computation begun at `start`; starts never decrease."""
+        """Return the next time, for a computation that starts at `start`; never go back in time."""
         seconds = next(self._times)
         for walk in self._walks:
             seconds *= walk.factor_at(start)
         return seconds
 
     def draws(self, count: int) -> Floats:
-        """Return the next `count` times at once, the same numbers that `take` would give.
+        """Return the next `count` times, the same numbers that `take` would return.
 
-        Raises SpecError if the worker has slow phases: then a time depends on when it is begun.
+        Raises SpecError if the worker has slow phases: its times then depend on when it starts.
         """
         if self._walks:
             raise SpecError("times with slow phases depend on their starts; use take(start)")
@@ -116,26 +116,26 @@ class TimeStream:
 
 
 class TimeModel(Protocol):
-    """What says how long the workers of a run take."""
+    """How long the workers of a run take."""
 
     @property
     def is_stationary(self) -> bool:
-        """Whether a time does not depend on when the computation begins."""
+        """Whether a time doesn't depend on when the computation starts."""
 
     def stream(self, worker: int, seed: int) -> TimeStream:
-        """Return the worker's times from the first one on."""
+        """Return the sequence of the worker's times."""
 
     def mean(self, worker: int) -> float:
-        """Return the mean time of a computation begun at a random moment; may be inf."""
+        """Return the mean time of a computation that starts at a random time; may be inf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long workers take by a distribution, their factors and slow phases; a `TimeModel`."""
+    """A `TimeModel` of a distribution, factors of single workers, and slow phases."""
 
     base: Distribution
     factors: tuple[tuple[int, float], ...] = ()  # (worker, how many times as long it takes)
-    phases: tuple[Phases, ...] = ()  # independent; where several are on, their factors multiply
+    phases: tuple[Phases, ...] = ()  # independent; the factors of simultaneous ones multiply
 
     def __post_init__(self) -> None:
         factors = sorted((_check_worker(w), _check_factor(factor)) for w, factor in self.factors)
@@ -146,32 +146,32 @@ class Latency:
 
     @property
     def is_stationary(self) -> bool:
-        """Whether a time does not depend on when the computation begins: no phases."""
+        """Whether there are no slow phases, so that times don't depend on when they start."""
         return not self.phases
 
     def validate(self, spec: RunSpec) -> None:
-        """Raise `SpecError` if it speaks of workers that the run does not have."""
+        """Raise `SpecError` if it names workers that the run doesn't have."""
         named = [worker for worker, _ in self.factors]
         named += [worker for phase in self.phases for worker in phase.workers or ()]
         for worker in named:
             if worker >= spec.workers:
                 raise SpecError(
-                    f"'{self}' speaks of worker {worker}; the workers are 0 to {spec.workers - 1}"
+                    f"'{self}' names worker {worker}; the workers are 0 to {spec.workers - 1}"
                 )
 
     def factor(self, worker: int) -> float:
         """Return how many times as long this worker always takes."""
-        place = bisect_left(self.factors, (worker, 0.0))
-        found = self.factors[place : place + 1]
+        index = bisect_left(self.factors, (worker, 0.0))
+        found = self.factors[index : index + 1]
         return found[0][1] if found and found[0][0] == worker else 1.0
 
     def mean(self, worker: int) -> float:
-        """Return the mean time of a computation begun at a random moment; may be inf."""
+        """Return the mean time of a computation that starts at a random time; may be inf."""
         slower = (1 + p.share * (p.factor - 1) for p in self.phases if p.is_on(worker))
         return self.base.mean() * self.factor(worker) * prod(slower)
 
     def stream(self, worker: int, seed: int) -> TimeStream:
-        """Return the worker's times from the first one on."""
+        """Return the sequence of the worker's times."""
         base, factor = self.base, self.factor(worker)
         return TimeStream(lambda rng: base.sample(rng, _BLOCK) * factor, worker, seed, self.phases)
 
@@ -185,14 +185,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """The times of a recording, drawn again by a circular block bootstrap; a `TimeModel`.
+    """A `TimeModel` that resamples recorded times with a circular block bootstrap.
 
-    Each worker draws from its own sequence: contiguous blocks from random places, read on
-    cyclically, so that slowness which lasted in the recording lasts again (Politis & Romano 1992).
+    Each worker draws contiguous blocks of its own sequence at random positions, wrapping around at
+    the end, so that slow periods of the recording stay together (Politis & Romano 1992).
     """
 
-    times: Mapping[int, Floats]  # for each worker its times in their order; copied
-    block: int | None = None  # computations in a block; None: the square root of the worker's
+    times: Mapping[int, Floats]  # the times of each worker, in order; copied
+    block: int | None = None  # times per block; None: the square root of the worker's count
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
@@ -211,7 +211,7 @@ class Recorded:
 
     @property
     def is_stationary(self) -> bool:
-        """Always true: a recording knows the order of the times and not their moments."""
+        """Always true: a recording has the order of the times, not when they started."""
         return True
 
     def mean(self, worker: int) -> float:
@@ -219,10 +219,10 @@ class Recorded:
         return float(self._of(worker).mean())
 
     def stream(self, worker: int, seed: int) -> TimeStream:
-        """Return the worker's times from the first one on; raises SpecError if not recorded."""
+        """Return the sequence of the worker's times; raise SpecError if it wasn't recorded."""
         times = self._of(worker)
         length = self.block or isqrt(times.size)
-        # Whole blocks, together about as many times as the other models draw at once.
+        # Whole blocks, in total about as many times as the other models draw at once.
         offsets, count = np.arange(length), -(-_BLOCK // length)
 
         def draw(rng: np.random.Generator) -> Floats:
@@ -236,13 +236,13 @@ class Recorded:
 
     def _of(self, worker: int) -> Floats:
         if worker not in self.times:
-            there = format_ids(self.times)
-            raise SpecError(f"worker {worker} is not in the recording, which has {there}")
+            recorded = format_ids(self.times)
+            raise SpecError(f"worker {worker} is not in the recording, which has {recorded}")
         return self.times[worker]
 
 
 class _Walk:
-    """One worker's alternation between normal and slow, asked forward in time."""
+    """One worker's alternation between normal and slow, evaluated forward in time."""
 
     __slots__ = ("_key", "_phases", "_rng", "_seed", "_slow", "_until")
 
@@ -252,7 +252,7 @@ class _Walk:
         self._seed = seed
         self._rng: np.random.Generator | None = None
         self._slow = False
-        self._until = -inf  # the present state ends here; before the first question, long ago
+        self._until = -inf  # when the current state ends; -inf before the first call
 
     def factor_at(self, start: float) -> float:
         if start >= self._until:
@@ -264,12 +264,12 @@ class _Walk:
         rng = self._rng = self._rng or _generator(self._seed, self._key)
         gap = start - self._until
         if gap > _FORGOTTEN_CYCLES * (phases.lasting + phases.every):
-            # As if the opposite of the state that is drawn ended just now. Exponential lengths
-            # have no memory, so what is left of this state is as long as a whole one.
+            # As if the opposite of the drawn state ended just now. Exponential lengths are
+            # memoryless, so the rest of a state is as long as a whole one.
             self._slow = rng.random() >= phases.share
             gap = 0.0
-        # Counting the gap down, not the time up, ends even where the lengths are smaller than
-        # the resolution of a large start.
+        # Counting down the gap, not up the time, terminates even if the lengths are smaller than
+        # the resolution of a large `start`.
         while gap >= 0:
             self._slow = not self._slow
             gap -= rng.exponential(phases.lasting if self._slow else phases.every)
@@ -283,8 +283,8 @@ def _blocks(draw: Draw, worker: int, seed: int) -> Iterator[list[float]]:
 
 
 def _generator(seed: int, key: tuple[int, int]) -> np.random.Generator:
-    # A spawn key, and not a list as the seed: [1] and [1, 0] would seed the same generator, and
-    # so would one large number and two small ones.
+    # Use a spawn key, not a list as the seed: [1] and [1, 0] would seed the same generator, and so
+    # would one large number and two small ones.
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The small words of latency strings: numbers, durations, percentages, worker ids.
+"""Parse and format the elements of latency strings: numbers, durations, percentages, worker ids.
 
-What is written here reads back as its equal.
+Every formatted value parses back to an equal value.
 """
 
 import re
@@ -25,7 +25,7 @@ _IDS = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?", re.ASCII)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """Read worker ids such as "0,3-5"."""
+    """Parse worker ids such as "0,3-5"."""
     ids: list[int] = []
     for part in text.split(","):
         found = _IDS.fullmatch(part.strip())
@@ -36,7 +36,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
 
 
 def format_ids(ids: Iterable[int]) -> str:
-    """Write ascending ids as in "workers 0,3-5"."""
+    """Format ascending ids as in "workers 0,3-5"."""
     runs: list[list[int]] = []
     for worker in ids:
         if runs and worker == runs[-1][-1] + 1:
@@ -48,28 +48,28 @@ def format_ids(ids: Iterable[int]) -> str:
 
 
 def format_number(number: float) -> str:
-    """Write a number so that it reads back as its equal."""
+    """Format a number so that it parses back to an equal one."""
     return repr(float(number)).removesuffix(".0")
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration so that it reads back as its equal, as short as possible."""
+    """Format a duration, as briefly as possible, so that it parses back to an equal one."""
     texts = [f"{format_number(seconds * 1000)}ms", f"{format_number(seconds)}s"]
     return min((text for text in texts if parse_seconds(text, "time") == seconds), key=len)
 
 
 def format_percent(share: float) -> str:
-    """Write a probability so that it reads back as its equal."""
+    """Format a probability so that it parses back to an equal one."""
     return f"{Decimal(repr(float(share))).scaleb(2):f}%"
 
 
 def split_percent(text: str) -> tuple[float | None, str]:
-    """Read the percentage at the beginning as a probability, None without; return the rest too."""
+    """Return the leading percentage as a probability, or None, and the rest of the text."""
     found = _PERCENT.fullmatch(text.strip())
     if found is None:
         return None, text.strip()
     try:
-        # Decimal, because not every probability is the hundredth of a float.
+        # Decimal, because not every probability is a float divided by 100.
         share = float(Decimal(found[1].strip()).scaleb(-2))
     except (ArithmeticError, ValueError):
         share = -1.0

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The simulator and the planner: the same decisions as in a real run, on a virtual clock."""
+"""The simulator and the planner: they decide as a real run does, on a virtual clock."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The machines of a simulated run: how long they compute, how they talk, what goes wrong."""
+"""The machines of a simulated run: computation times, network and faults."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ __all__ = ["Cluster", "parse_times"]
 
 
 def parse_times(text: str, *, with_travel: bool) -> TimeModel:
-    """A latency string, or "trace:FILE" for the times of a recorded run, drawn again in blocks.
+    """Parse a latency string, or "trace:FILE" to resample the times of a recorded run in blocks.
 
-    `with_travel`: those times include what the recorded network added.
+    `with_travel`: include the time that the recorded network added.
     """
     kind, _, path = text.partition(":")
     if kind.strip() == "trace":
@@ -31,7 +31,7 @@ def parse_times(text: str, *, with_travel: bool) -> TimeModel:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a policy is simulated on."""
+    """The machines that a policy is simulated on."""
 
     times: TimeModel
     network: Network | None = None  # None: messages and bytes take no time
@@ -43,19 +43,19 @@ class Cluster:
             raise SpecError(f"batch must be >= 1, got {self.batch}")
 
     def validate(self, spec: RunSpec) -> None:
-        """Raise `SpecError` if it speaks of workers that the run does not have."""
+        """Raise `SpecError` if it names workers that the run doesn't have."""
         if isinstance(self.times, Latency):
             self.times.validate(spec)
         for fault in self.faults:
             if fault.worker is not None and fault.worker >= spec.workers:
                 raise SpecError(
-                    f"'{fault}' speaks of worker {fault.worker}; the workers are 0 to "
+                    f"'{fault}' names worker {fault.worker}; the workers are 0 to "
                     f"{spec.workers - 1}"
                 )
 
     @classmethod
     def parse(cls, latency: str, network: str = "", faults: str = "", batch: int = 32) -> "Cluster":
-        """A cluster from the strings of the command line; an empty one means none."""
+        """Parse the strings of the command line; an empty `network` or `faults` means none."""
         return cls(
             times=parse_times(latency, with_travel=not network),
             network=parse_network(network) if network else None,

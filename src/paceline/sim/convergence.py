@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many updates a target needs when an update takes N gradients.
+"""How many updates a target needs if each update takes N gradients.
 
-Fewer gradients make a noisier update, so more updates are needed. Three ways to know how many:
+With fewer gradients an update is noisier, so more updates are needed. There are three models:
 
-    every_gradient_counts   updates ∝ 1/N: the noise is everything. Nothing is more pessimistic
-                            about dropping work, so this is the default
+    every_gradient_counts   updates ∝ 1/N: only noise matters. This is the most pessimistic model
+                            about dropping work, and the default
     noise_scale             updates ∝ 1 + B_noise/(N·B), where B is the batch of a worker and
                             B_noise the gradient noise scale (McCandlish et al. 2018)
-    measured                a table of N and the updates that were needed, interpolated
+    measured                interpolates a table of N and the updates that were needed
 
-Each says in words what it assumes. The first two are fixed so that N = W, full synchronous
-training, needs the given number of updates.
+Each model describes its assumption in words. The first two are calibrated so that N = W, full
+synchronous training, needs the given number of updates.
 """
 
 import csv
@@ -41,23 +41,23 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """How many updates a target needs, as a function of the contributions to each."""
+    """The number of updates that a target needs, as a function of the contributions N."""
 
     updates: Callable[[Floats], Floats]
     assumption: str
 
 
 def every_gradient_counts(workers: int, updates: float) -> Convergence:
-    """Half the contributions, twice the updates."""
+    """Assume that half the contributions need twice the updates."""
     return Convergence(
         lambda n: updates * workers / n,
-        "every gradient counts the same (half the contributions, twice the updates), the worst "
+        "every gradient counts the same (half the contributions need twice the updates), the worst "
         "case for dropping work; give a noise scale or a table of measured updates to do better",
     )
 
 
 def noise_scale(samples: float, batch: int, workers: int, updates: float) -> Convergence:
-    """Updates ∝ 1 + B_noise/(N·B)."""
+    """Assume that updates go with 1 + B_noise/(N·B), with B_noise = `samples`."""
     if not samples >= 0:
         raise SpecError(f"the noise scale must be >= 0 samples, got {samples}")
     if np.isinf(samples):
@@ -68,15 +68,15 @@ def noise_scale(samples: float, batch: int, workers: int, updates: float) -> Con
 
     return Convergence(
         needed,
-        f"updates needed go with 1 + {samples:.4g}/(N x {batch}): a gradient noise scale of "
-        f"{samples:.4g} samples, taken as constant over the run",
+        f"the number of updates is proportional to 1 + {samples:.4g}/(N x {batch}): a gradient "
+        f"noise scale of {samples:.4g} samples, constant over the run",
     )
 
 
 def measured(table: dict[int, float]) -> Convergence:
-    """Interpolate a table of N and updates, straight in the logarithms.
+    """Interpolate a table of N and updates, linearly in the logarithms.
 
-    Beyond its ends: ∝ 1/N below the smallest N, constant above the largest.
+    Outside the table: ∝ 1/N below the smallest N, constant above the largest.
     """
     if not table:
         raise SpecError("the table of updates is empty; give lines of N,updates")
@@ -91,13 +91,13 @@ def measured(table: dict[int, float]) -> Convergence:
 
     return Convergence(
         needed,
-        f"updates needed as measured at N = {', '.join(f'{n:g}' for n in ns)}, interpolated "
-        "between, going with 1/N below and constant above",
+        f"the number of updates is interpolated between the measurements at N = "
+        f"{', '.join(f'{n:g}' for n in ns)}, proportional to 1/N below them and constant above",
     )
 
 
 def read_table(path: str | os.PathLike[str]) -> dict[int, float]:
-    """Read lines of N,updates; a first line of words is taken for a heading."""
+    """Read lines of N,updates; the first line may be a heading."""
     name = os.fspath(path)
     try:
         rows = list(csv.reader(Path(path).read_text().splitlines()))
@@ -119,12 +119,12 @@ def read_table(path: str | os.PathLike[str]) -> dict[int, float]:
 
 
 def estimate_noise_scale(trace: Trace) -> float:
-    """B_noise in samples, from the squared norms of gradients and of their averages.
+    """Estimate B_noise, in samples, from the squared norms of gradients and of their averages.
 
-    With gᵢ on Bᵢ samples and ḡ on B of them: E|gᵢ|² = |G|² + S/Bᵢ and E|ḡ|² = |G|² + S/B, two
-    equations for S and |G|²; both are summed over the run before B_noise = S/|G|² is taken. It is
-    infinite where the noise drowns the gradient. Only updates whose contributions are all of one
-    version count. Raises `TraceError` if there are none with norms.
+    With gᵢ on Bᵢ samples and ḡ on all B samples, E|gᵢ|² = |G|² + S/Bᵢ and E|ḡ|² = |G|² + S/B. These
+    two equations give S and |G|²; both are summed over the run before B_noise = S/|G|² is formed.
+    The result is infinite if the noise hides the gradient. Only updates whose contributions all
+    have the same version count. Raises `TraceError` if there is none with norms.
     """
     by_update: dict[int, list[Gradient]] = defaultdict(list)
     for gradient in trace.gradients():

@@ -2,8 +2,8 @@
 """A virtual clock: a heap of (time, priority, sequence number).
 
 The sequence number makes simultaneous callbacks first-in first-out within a priority, so a run is
-deterministic. The clock moves *before* the callback is called. Nothing can be taken out of the
-heap: who schedules a callback that may become pointless must recognise that when it comes.
+deterministic. The clock advances *before* the callback runs. A scheduled callback can't be removed:
+if it may become obsolete, it must check for that itself.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from paceline.errors import InternalError
 
 __all__ = ["LAST", "NORMAL", "URGENT", "Engine"]
 
-URGENT = 0  # reactions that take no time, before anything else that happens at the same moment
+URGENT = 0  # immediate reactions, before anything else at the same time
 NORMAL = 1
-LAST = 2  # deadlines: what arrives at the very moment is still in time
+LAST = 2  # deadlines: a gradient that arrives at the same time is not late
 
 Callback = Callable[..., None]
 
 
 class Engine:
-    """The clock and what is to happen."""
+    """The clock and the scheduled callbacks."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,13 +30,13 @@ class Engine:
         self._numbers = count()
 
     def at(self, time: float, callback: Callback, *args: object, priority: int = NORMAL) -> None:
-        """Call back at this time."""
+        """Schedule a callback at this time."""
         if not time >= self.now:
-            raise InternalError(f"cannot schedule at {time}, it is {self.now} already")
+            raise InternalError(f"time must be >= now={self.now}, got {time}")
         heappush(self._heap, (time, priority, next(self._numbers), callback, args))
 
     def step(self) -> bool:
-        """Let the next thing happen; False: there is none."""
+        """Run the next callback; return False if there is none."""
         if not self._heap:
             return False
         self.now, _, _, callback, args = heappop(self._heap)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The same runs as the shell's, many times faster, where computation times are all that happens.
+"""A vectorized simulator for runs in which only computation times matter; it is many times faster.
 
-Without network, faults and slow phases the course of four rules follows from the times alone:
+Without a network, faults and slow phases, four rules can be computed from the times alone:
 
-    sync, backup   a version closes at its N-th arrival; a round is a few operations on vectors
-    async, softsync   nobody waits, so a worker's arrivals are the running sum of its own times
+    sync, backup      a version closes at its N-th arrival; a round is a few vector operations
+    async, softsync   no worker waits, so its arrivals are the cumulative sum of its own times
 
-The traces are equal to the shell's, record by record; a test holds that. What happens at the same
-moment happens in the order in which it was asked for, as in the shell. Where that is not enough to
-imitate it, because late work ends just when something else does or time stands still, `Tie` is
-raised, and the caller takes the shell. The planner uses `closing_times`, the same recurrence for
-many N at once.
+The traces equal those of the shell, record by record; a test checks this. Events at the same time
+happen in the order in which the work was assigned, as in the shell. Where this order isn't enough,
+because late work ends at the same time as something else or computations take no time, `Tie` is
+raised and the caller uses the shell. The planner uses `closing_times`, the same recurrence for many
+N at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,11 +34,11 @@ Ints = NDArray[np.int64]
 
 
 class Tie(Exception):
-    """Two things happen at the same moment."""
+    """Two events happen at the same time, and their order can't be reproduced."""
 
 
 def draw_times(times: TimeModel, workers: int, count: int, seed: int) -> Floats:
-    """The first `count` computation times of each worker, one row a worker."""
+    """Return the first `count` computation times of each worker, one row per worker."""
     return np.stack([times.stream(w, seed).draws(count) for w in range(workers)])
 
 
@@ -49,21 +49,21 @@ def draw_times(times: TimeModel, workers: int, count: int, seed: int) -> Floats:
 class Round:
     """One version under a rule with a barrier, for several N at once: rows are N, columns workers.
 
-    A worker that is late for an earlier version begins this one when it is free, if the version is
+    A worker that is late for an earlier version starts this one when it is free, if the version is
     still open then.
     """
 
-    number: int  # of the update that it ends with
+    number: int  # of the update that closes it
     opened: Floats  # by N
-    began: Floats  # when each worker begins, or would begin, its work on this version
+    began: Floats  # when each worker starts, or would start, its work on this version
     arrives: Floats
     closed: Floats  # by N
-    turn: Ints  # which of the worker's computations this is, from 0
-    takes_part: NDArray[np.bool_]  # whether it begins before the version is closed
+    turn: Ints  # index of the worker's computation, from 0
+    takes_part: NDArray[np.bool_]  # whether the worker starts before the version is closed
 
 
 def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
-    """The versions of `backup` with each N of `needed`, one after the other."""
+    """Yield the versions of `backup`, for each N in `needed`, one after the other."""
     workers, rounds = times.shape
     plans = np.arange(len(needed))
     columns = np.arange(workers)
@@ -85,8 +85,8 @@ def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
 
 
 def closing_times(times: Floats, needed: Ints, late: Late) -> Floats:
-    """How long each version lasts: one row a version, one column for each N of `needed`."""
-    if late == "cancel":  # all begin together, so it is the N-th order statistic, and no more
+    """Return how long each version lasts: one row per version, one column per N in `needed`."""
+    if late == "cancel":  # all workers start together, so this is the N-th order statistic
         return np.asarray(np.sort(times.T, axis=1)[:, needed - 1])
     closed = np.stack([each.closed for each in barrier_rounds(times, needed, late)])
     return np.diff(closed, axis=0, prepend=0.0)
@@ -95,17 +95,17 @@ def closing_times(times: Floats, needed: Ints, late: Late) -> Floats:
 def barrier_records(
     times: Floats, needed: int, spec: RunSpec, batch: int, on_update: Callable[[int], None]
 ) -> list[Record]:
-    """The records of `backup:W-needed` for as many updates as there are times."""
+    """Return the records of `backup:W-needed` for as many updates as there are times."""
     workers, rounds = times.shape
     records = _joined(spec, needed)
-    version = np.zeros(workers, dtype=np.int64)  # of the work that each worker has
+    version = np.zeros(workers, dtype=np.int64)  # of each worker's current work
     asked_at = np.zeros(workers)
     rank = np.arange(workers)  # in the order in which they were asked
     closed = 0.0
     for update, each in enumerate(barrier_rounds(times, np.array([needed]), spec.late), start=1):
         closed, takes_part = float(each.closed[0]), each.takes_part[0]
         reports = _reports(each, needed, version, asked_at, rank)
-        # Only late work that is finished can end just when something else does.
+        # Only late work that is finished can end at the same time as something else.
         is_close = np.count_nonzero(each.arrives[0] <= closed) > needed or reports.has_ties()
         if is_close and spec.late == "finish" and needed < workers:
             raise Tie
@@ -118,22 +118,22 @@ def barrier_records(
         on_update(update)
         version[takes_part] = update - 1
         asked_at[takes_part] = each.began[0][takes_part]
-        gave = reports.worker[staleness == 0]
-        others = np.flatnonzero(~np.isin(np.arange(workers), gave))
+        accepted = reports.worker[staleness == 0]
+        others = np.flatnonzero(~np.isin(np.arange(workers), accepted))
         if spec.late == "cancel" or update == rounds:
             turn = (each.turn[0] + takes_part)[others]
             t = np.full(len(others), closed)
             work = _Columns(t, others, turn, version[others], asked_at[others])
-            records += _given_up(work, update, times[others, turn - 1])
-        rank[np.concatenate([gave, others])] = np.arange(workers)
+            records += _abandoned(work, update, times[others, turn - 1])
+        rank[np.concatenate([accepted, others])] = np.arange(workers)
     records.append(Ended(closed, rounds))
     return records
 
 
 def _reports(each: Round, needed: int, version: Ints, asked_at: Floats, rank: Ints) -> "_Columns":
-    """What arrives while a version is open: gradients for it, and late ones for earlier ones."""
+    """Return what arrives while a version is open: its gradients, and late ones of earlier ones."""
     began, arrives, turn = each.began[0], each.arrives[0], each.turn[0]
-    # Late for an earlier version: reported when it is free, which is when it begins this one.
+    # Late for an earlier version: reported when the worker is free, when it starts this one.
     late = np.flatnonzero(each.takes_part[0] & (began > each.opened[0]))
     in_time = np.lexsort((rank, arrives))[:needed]
     newest = each.number - 1
@@ -157,19 +157,19 @@ def free_records(
     batch: int,
     on_update: Callable[[int], None],
 ) -> list[Record]:
-    """The records of `softsync`, or of `async`, which makes an update of each gradient."""
+    """Return the records of `softsync`, or of `async`, which makes an update per gradient."""
     per_update = policy.c if isinstance(policy, SoftSync) else 1
     updates = spec.steps or 0
     total = updates * per_update
     arrival, compute_s = _free_arrivals(times, spec, total)
     workers, count = arrival.shape
     order = _in_order(arrival, compute_s, total)
-    place = np.full(workers * count, total)  # of each gradient among all arrivals
-    place[order] = np.arange(total)
-    # A worker is asked when its previous gradient arrives, with the version that this left behind.
+    position = np.full(workers * count, total)  # of each gradient among all arrivals
+    position[order] = np.arange(total)
+    # A worker is asked when its previous gradient arrives, with the version that this one made.
     asked_at = np.concatenate([np.zeros((workers, 1)), arrival[:, :-1]], axis=1)
     version = np.zeros((workers, count), dtype=np.int64)
-    version[:, 1:] = (place.reshape(workers, count)[:, :-1] + 1) // per_update
+    version[:, 1:] = (position.reshape(workers, count)[:, :-1] + 1) // per_update
     accepted = _Columns(
         t=arrival.ravel()[order],
         worker=order // count,
@@ -196,13 +196,13 @@ def free_records(
     work = _Columns(
         np.full(len(busy), end), busy, turn + 1, version[busy, turn], asked_at[busy, turn]
     )
-    records += _given_up(work, updates, compute_s[busy, turn])
+    records += _abandoned(work, updates, compute_s[busy, turn])
     records.append(Ended(end, updates))
     return records
 
 
 def _scales(policy: Policy, staleness: Ints) -> Iterator[tuple[float, ...] | None]:
-    """The scales of each update, whose contributions are a row; None: all are 1."""
+    """Yield the scales of each update, given one row of staleness per update; None: all 1."""
     by_staleness = np.array([policy.scale(stale) for stale in range(int(staleness.max()) + 1)])
     if np.all(by_staleness == 1.0):
         return repeat(None, len(staleness))
@@ -213,10 +213,10 @@ def _scales(policy: Policy, staleness: Ints) -> Iterator[tuple[float, ...] | Non
 
 
 def _in_order(arrival: Floats, compute_s: Floats, total: int) -> Ints:
-    """The first `total` arrivals as places in the flat array, in the order of the shell.
+    """Return the first `total` arrivals as indices into the flat array, in the shell's order.
 
-    Arrivals at the same moment come in the order in which they were asked for, which is the order
-    of the arrivals before them; so ties are resolved one after the other.
+    Simultaneous arrivals come in the order in which they were asked for, which is the order of the
+    arrivals before them; so ties are resolved one after the other.
     """
     if not compute_s.all():
         raise Tie
@@ -228,26 +228,26 @@ def _in_order(arrival: Floats, compute_s: Floats, total: int) -> Ints:
     begins = np.flatnonzero(np.diff(t, prepend=-1.0))
     ends = np.append(begins[1:], end)
     if len(begins) < end:
-        place = np.empty(arrival.size, dtype=np.int64)
-        place[order] = np.arange(end)
+        position = np.empty(arrival.size, dtype=np.int64)
+        position[order] = np.arange(end)
         tied = ends - begins > 1
         for i, j in zip(begins[tied].tolist(), ends[tied].tolist(), strict=True):
             group = order[i:j]
-            # The first gradients of all were asked for in the order of the workers.
-            before = np.where(group % count, place[group - 1], group // count - arrival.size)
+            # The first gradients of all workers were asked for in the order of the workers.
+            before = np.where(group % count, position[group - 1], group // count - arrival.size)
             order[i:j] = group = group[np.argsort(before)]
-            place[group] = np.arange(i, j)
+            position[group] = np.arange(i, j)
     return order[:total]
 
 
 def _free_arrivals(times: TimeModel, spec: RunSpec, total: int) -> tuple[Floats, Floats]:
-    """When each worker's gradients arrive and how long they take, beyond the `total`-th of all."""
+    """Return each worker's arrival and computation times, past the `total`-th arrival of all."""
     count = total // spec.workers + 16
     while True:
         compute = draw_times(times, spec.workers, count, spec.seed)
         arrival = np.cumsum(compute, axis=1)
         last_needed = np.partition(arrival, total - 1, axis=None)[total - 1]
-        # No worker can give more than all, which also ends the search where time stands still.
+        # No worker contributes more than `total`; this also ends the search if times are 0.
         if np.all(arrival[:, -1] > last_needed) or count > total:
             return arrival, compute
         count *= 2
@@ -258,7 +258,7 @@ def _free_arrivals(times: TimeModel, spec: RunSpec, total: int) -> tuple[Floats,
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Gradients by column."""
+    """Gradients stored by column."""
 
     t: Floats
     worker: Ints
@@ -267,7 +267,7 @@ class _Columns:
     asked_at: Floats
 
     def take(self, order: Ints) -> "_Columns":
-        """The same in another order."""
+        """Return the gradients in another order."""
         return _Columns(
             self.t[order],
             self.worker[order],
@@ -277,13 +277,13 @@ class _Columns:
         )
 
     def has_ties(self) -> bool:
-        """Whether two things happen at the same moment; they must be in order."""
+        """Return whether two neighbours have the same time; they must be sorted."""
         return bool(np.any(np.diff(self.t) == 0))
 
     def records(
         self, fates: list[Fate], staleness: Ints, compute_s: Floats, samples: int
     ) -> list[Gradient]:
-        """One record a gradient."""
+        """Return one record per gradient."""
         return [
             Gradient(t, worker, turn, version, fate, stale, asked, took, samples)
             for t, worker, turn, version, fate, stale, asked, took in zip(
@@ -300,16 +300,16 @@ class _Columns:
         ]
 
 
-def _given_up(columns: "_Columns", updates: int, whole_s: Floats) -> list[Gradient]:
-    """Records of work that is given up; `whole_s` is what it would have taken."""
+def _abandoned(columns: "_Columns", updates: int, whole_s: Floats) -> list[Gradient]:
+    """Return the records of cancelled work; `whole_s` is what it would have taken."""
     staleness = updates - columns.version
     spent_s = np.minimum(whole_s, columns.t - columns.asked_at)
-    who = columns.worker
-    return columns.records([Fate.CANCELLED] * len(who), staleness, spent_s, samples=0)
+    fates = [Fate.CANCELLED] * len(columns.worker)
+    return columns.records(fates, staleness, spent_s, samples=0)
 
 
 def _joined(spec: RunSpec, needed: int) -> list[Record]:
-    """All workers join at time 0; the run begins with the join of the last that it needs."""
+    """Return the first records: all workers join at time 0, and the run begins when it can."""
     records: list[Record] = [Joined(0.0, worker) for worker in range(spec.workers)]
     records.insert(max(needed, spec.min_workers), Resumed(0.0))
     return records

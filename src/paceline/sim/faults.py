@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What goes wrong in a simulated cluster: workers die, return, or stand still for a while.
+"""Faults of a simulated cluster: workers die, come back, or freeze for a while.
 
     kill 3 at 10s              worker 3 dies for good
-    kill 3 at 10s for 5s       and returns five seconds later
-    kill any every 10m for 1m  some worker, at random times ten minutes apart on average
-    freeze 3 at 10s for 5s     alive, but stands still; what it computes takes so much longer
+    kill 3 at 10s for 5s       worker 3 dies and comes back five seconds later
+    kill any every 10m for 1m  a random worker, at random times ten minutes apart on average
+    freeze 3 at 10s for 5s     worker 3 stops computing for five seconds, but stays connected
     freeze any every 1m for 5s
 
-Several are separated by semicolons. A freeze does not hold up bytes that are on their way.
+Separate several faults with semicolons. A freeze doesn't delay bytes that are in transit.
 """
 
 import re
@@ -29,13 +29,13 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong, once or again and again."""
+    """One fault, which happens once or repeatedly."""
 
     kind: Literal["kill", "freeze"]
     worker: int | None  # None: any
-    time: float  # when, or how far apart on average if `repeats`
+    time: float  # when it happens, or the mean interval if `repeats`
     repeats: bool
-    lasting: float | None  # None: for good
+    lasting: float | None  # None: forever
 
     def __str__(self) -> str:
         who = "any" if self.worker is None else self.worker
@@ -45,14 +45,14 @@ class Fault:
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """The faults that a string means; an empty one means none."""
+    """Parse faults separated by semicolons; an empty string means none."""
     return tuple(_parse_fault(part.strip()) for part in text.split(";") if part.strip())
 
 
 def _parse_fault(text: str) -> Fault:
     match = _PATTERN.fullmatch(text)
     if match is None:
-        raise SpecError(f"fault {text!r} is not understood; write {FAULT_FORM}")
+        raise SpecError(f"cannot parse fault {text!r}; write {FAULT_FORM}")
     kind: Literal["kill", "freeze"] = "kill" if match["kind"] == "kill" else "freeze"
     worker = None if match["worker"] == "any" else int(match["worker"])
     lasting = None if match["lasting"] is None else parse_seconds(match["lasting"], "for")
@@ -61,5 +61,5 @@ def _parse_fault(text: str) -> Fault:
     if repeats and time == 0:
         raise SpecError(f"fault {text!r}: every must be > 0 seconds")
     if kind == "freeze" and lasting is None:
-        raise SpecError(f"fault {text!r}: say how long it stands still, e.g. {text} for 5s")
+        raise SpecError(f"fault {text!r}: a freeze needs a duration, e.g. {text} for 5s")
     return Fault(kind, worker, time, repeats, lasting)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The network of a simulated cluster: a delay, and links that are shared by all who use them.
+"""The network of a simulated cluster: a delay, and links that transfers share equally.
 
-Every transfer between a worker and the servers takes `delay` seconds plus its bytes at the rate
-that it gets. The servers' links have `bandwidth` bytes a second each, one direction not disturbing
-the other, and all transfers of a direction share them equally; a model kept on several servers is
-spread evenly, so s servers are one link s times as wide. No transfer is faster than the worker's
-own link, which has the same `bandwidth` as one server's.
+A transfer between a worker and the servers takes `delay` seconds plus the time for its bytes. Each
+server's link carries `bandwidth` bytes per second in each direction, independently, and all
+transfers in one direction share it equally. A model on several servers is spread evenly, so s
+servers act as one link that is s times as wide. No transfer is faster than the worker's own link,
+which has the `bandwidth` of one server's.
 
-Because all transfers of a link always have the same rate, one number tells how far each is: the
-bytes that a transfer begun at time 0 would have got by now. A transfer ends when that number has
-grown by its size; joining and leaving only change how fast the number grows.
+Because all transfers on a link have the same rate, one number describes their progress: the
+*level*, the bytes that a transfer started at time 0 would have received by now. A transfer ends
+when the level has grown by its size; starting or aborting transfers only changes how fast it grows.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ NETWORK_FORM = "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1"
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What moving parameters and gradients costs."""
+    """The cost of moving parameters and gradients."""
 
     model_bytes: float
     bandwidth: float
@@ -53,7 +53,7 @@ class Network:
 
 
 def parse_network(text: str) -> Network:
-    """The network that a string such as `NETWORK_FORM` means."""
+    """Parse a network string such as `NETWORK_FORM`."""
     _, values, named = split_call(f"network:{text}")
     unknown = values or sorted(named.keys() - {"model", "bandwidth", "delay", "servers"})
     missing = sorted({"model", "bandwidth"} - named.keys())
@@ -80,7 +80,7 @@ def _whole(text: str) -> int:
 
 @dataclass(eq=False, slots=True)
 class Transfer:
-    """Bytes on their way."""
+    """Bytes in transit."""
 
     size_bytes: float
     begun_at_level: float
@@ -95,15 +95,15 @@ class Link:
         self._engine = engine
         self._each_at_most = network.bandwidth
         self._capacity = network.bandwidth * network.servers
-        self._level = 0.0  # bytes that a transfer begun at time 0 would have got
+        self._level = 0.0  # bytes that a transfer started at time 0 would have received
         self._level_at = 0.0
         self._active = 0
-        self._ends: list[tuple[float, int, Transfer]] = []  # a heap by the level of the end
+        self._ends: list[tuple[float, int, Transfer]] = []  # a heap by the level at the end
         self._numbers = count()
-        self._wake = 0  # only the newest wake-up call counts
+        self._wake = 0  # number of the newest wake-up; older ones are obsolete
 
     def begin(self, size_bytes: float, done: Callable[[], None]) -> Transfer:
-        """Begin a transfer; `done` is called at its end."""
+        """Start a transfer; `done` is called at its end."""
         self._advance()
         transfer = Transfer(size_bytes, self._level, done)
         heappush(self._ends, (self._level + size_bytes, next(self._numbers), transfer))
@@ -112,7 +112,7 @@ class Link:
         return transfer
 
     def abort(self, transfer: Transfer) -> float:
-        """Stop a transfer under way; how many bytes of it were moved."""
+        """Stop a transfer in progress; return how many of its bytes were moved."""
         self._advance()
         transfer.aborted = True
         self._active -= 1
@@ -140,7 +140,7 @@ class Link:
             return
         self._advance()
         end_level, _, transfer = heappop(self._ends)
-        self._level = max(self._level, end_level)  # rounding must not leave a byte behind
+        self._level = max(self._level, end_level)  # otherwise rounding could leave a byte behind
         self._active -= 1
         self._schedule()
         transfer.done()

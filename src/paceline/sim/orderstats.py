@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Expected arrival times in closed form: the k-th of n gradients that are begun together.
+"""Expected arrival times in closed form: the k-th of n gradients that start together.
 
-Where late work is cancelled, an update under `backup` takes the N-th of W arrivals, and this room
-knows its expectation without a simulation; docs/theory.md derives every formula. It draws nothing
-and decides nothing. The planner does not need it: the tests hold the simulator against it.
+If late work is cancelled, an update under `backup` takes the N-th of W arrivals. This module gives
+its expectation without a simulation; docs/theory.md derives every formula. The planner doesn't use
+it: the tests compare the simulator with it. Most formulas need SciPy, which is imported on use.
 
 With X = Q(U) and U uniform, the k-th smallest of n draws is Q of the k-th smallest of n uniform
-ones, which is Beta(k, n - k + 1). Constant, exponential and Pareto times give finite sums, Weibull
-a finite sum that cancels unless k is small; the rest is integrated. `Distribution.sample` cuts at
-30,000 years, these formulas do not.
+draws, which is Beta(k, n - k + 1). Constant, exponential and Pareto times give finite sums, Weibull
+a finite sum that cancels unless k is small; the others are integrated. Unlike
+`Distribution.sample`, these formulas don't cut times off at 30,000 years.
 """
 
 from collections.abc import Callable
@@ -36,16 +36,16 @@ __all__ = ["expected_finish_time", "expected_order_statistic", "finish_bounds"]
 
 Floats = NDArray[np.float64]
 
-ACCURACY = 1e-11  # relative; what the alternating sum must promise to be believed
+ACCURACY = 1e-11  # relative error up to which the alternating sum is used
 LOG_MAX = log(float_info.max)
-NEGLIGIBLE = 40.0  # in the logarithm: less than a rounding error of the whole
+NEGLIGIBLE = 40.0  # a logarithm this much smaller is below the rounding error of the sum
 REACH = 48.0  # in widths of the Beta density; its tails are at most exp(-REACH) there
-STEPS = 32  # of the integration in one width
-TERMS_MAX = 20  # beyond that the alternating sum has cancelled in any case
+STEPS = 32  # integration steps per width
+TERMS_MAX = 20  # with more terms the alternating sum always cancels
 
 
 def expected_order_statistic(distribution: Distribution, k: int, n: int) -> float:
-    """Return the expected k-th smallest of n independent draws, inf where there is none.
+    """Return the expected k-th smallest of n independent draws; inf if it doesn't exist.
 
     Raises SpecError for sums, mixtures and other distributions without a formula.
     """
@@ -74,32 +74,32 @@ def expected_order_statistic(distribution: Distribution, k: int, n: int) -> floa
 
 
 def finish_bounds(distribution: Distribution, needed: int, workers: int) -> tuple[float, float]:
-    """Return between what the mean update lies when late work is finished and then dropped.
+    """Return bounds of the mean update time when late work is finished and then dropped.
 
-    For any independent times with the same distribution: not less than the N-th of W fresh draws,
-    which is what cancelling gives, and not more than the last of the N workers who are free for
-    sure, those that made the update before.
+    They hold for independent times with the same distribution. The lower bound is the N-th of W
+    fresh draws, as with cancelling. The upper bound is the last of N fresh draws: the N workers
+    that made the previous update are certainly free.
     """
     low = expected_order_statistic(distribution, needed, workers)
     return low, expected_order_statistic(distribution, needed, needed)
 
 
 def expected_finish_time(distribution: Exponential, needed: int, workers: int) -> float:
-    """Return the mean update, after the first, when late work is finished and then dropped.
+    """Return the mean time of an update, after the first, when late work is finished.
 
-    Exact, and only for exponential times without a shift: they have no memory, so what is left of
-    late work is as long as a whole one, and every version begins alike.
+    This is exact, but only for exponential times without a shift: they are memoryless, so the rest
+    of late work takes as long as new work, and every version starts in the same state.
     """
     if not 1 <= needed <= workers:
         raise SpecError(f"needed must be between 1 and workers = {workers}, got {needed}")
     if distribution.shift:
         raise SpecError(
-            f"only exponential times without shift have no memory, got {str(distribution)!r}; "
-            "take finish_bounds or simulate"
+            f"only exponential times without shift are memoryless, got {str(distribution)!r}; "
+            "use finish_bounds or simulate"
         )
     # `left[j]` is the expected time to the N-th arrival, in means, with j workers still on old
-    # work, when `busy` workers in all have not arrived; one of them is the next to finish
-    # something. With b busy workers the version is closed.
+    # work, when `busy` workers in total have not arrived; one of them finishes next. With b busy
+    # workers the version is closed.
     backups = workers - needed
     left = [0.0] * (backups + 1)
     for busy in range(backups + 1, workers + 1):
@@ -123,8 +123,8 @@ def _pareto(a: float, k: int, n: int) -> float:
 
 
 def _weibull(a: float, k: int, n: int) -> float:
-    """For (-log(1 - u)) ** a: the least of m draws has mean Gamma(1 + a) / m ** a, and the k-th
-    least is a sum of such with alternating signs, taken only where it keeps its digits."""
+    """For (-log(1 - u)) ** a: the smallest of m draws has mean Gamma(1 + a) / m ** a. The k-th
+    smallest is an alternating sum of these, used only if it is accurate enough."""
     if k <= TERMS_MAX:
         later = n - k + 1
         terms = [(-1) ** i * comb(k - 1, i) * float(later + i) ** -(1 + a) for i in range(k)]
@@ -136,7 +136,7 @@ def _weibull(a: float, k: int, n: int) -> float:
 
 
 def _exp(logarithm: float) -> float:
-    """What a float cannot hold is inf."""
+    """Return exp(logarithm), or inf if a float can't hold it."""
     return exp(logarithm) if logarithm <= LOG_MAX else inf
 
 
@@ -146,21 +146,21 @@ def _exp(logarithm: float) -> float:
 def _integrate(log_quantile: Callable[[Floats], Floats], k: int, n: int) -> float:
     """Return E[Q(U)] for U ~ Beta(k, n - k + 1), by the trapezoidal rule over t = logit U.
 
-    There the density is u**k (1 - u)**(n - k + 1) / B, smooth with exponential tails on both
-    sides, for which the rule converges geometrically. Dividing by its own sum spares the B.
+    In t the density is u**k (1 - u)**(n - k + 1) / B, smooth with exponential tails on both sides,
+    so the rule converges geometrically. Dividing by the sum of the density makes B unnecessary.
     """
     special = _special()
     later = n - k + 1
     centre, width, reach = log(k / later), sqrt(1 / k + 1 / later), REACH
     while True:
         t = centre + width * np.arange(-REACH, reach, 1 / STEPS)
-        with np.errstate(divide="ignore"):  # the logarithm of a quantile that underflows
+        with np.errstate(divide="ignore"):  # a quantile may underflow to 0
             weight = -k * np.logaddexp(0, -t) - later * np.logaddexp(0, t)
             value = weight + log_quantile(t)
         logarithm = float(special.logsumexp(value) - special.logsumexp(weight))
         if logarithm > LOG_MAX or value[-1] < value.max() - NEGLIGIBLE:
             return _exp(logarithm)
-        reach *= 2  # a quantile that grows nearly as fast as the density falls
+        reach *= 2  # the quantile grows nearly as fast as the density falls
 
 
 def _minus_log_sf(t: Floats) -> Floats:
@@ -173,7 +173,7 @@ def _log_normal_quantile(sigma: float, t: Floats) -> Floats:
 
 
 def _log_gamma_quantile(shape: float, t: Floats) -> Floats:
-    """Of a gamma distribution with mean 1; from the nearer end, where digits are not lost."""
+    """Use the nearer tail of the gamma distribution with mean 1, which keeps the precision."""
     special = _special()
     lower = special.gammaincinv(shape, special.expit(np.minimum(t, 0)))
     upper = special.gammainccinv(shape, special.expit(-np.maximum(t, 0)))
@@ -181,7 +181,7 @@ def _log_gamma_quantile(shape: float, t: Floats) -> Floats:
 
 
 def _special() -> Any:
-    """Import SciPy's special functions on use: nothing else in the package needs SciPy."""
+    """Import SciPy's special functions on use: no other part of the simulator needs SciPy."""
     try:
         return import_module("scipy.special")
     except ModuleNotFoundError:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which N, which b: expected time of an update x updates needed, for every N from 1 to W.
+"""Choose N, and so b: time per update x number of updates, for every N from 1 to W.
 
 Theory of operation
-    The time of an update under `backup:b` is not just the N-th of W computation times: where late
-    work is finished before it is dropped, a worker that was late begins the next version late. So
-    nothing is corrected, everything is simulated. Where only computation times matter, all N are
-    simulated at once with the same times (`fast.closing_times`); with a network, faults or slow
-    phases the full simulator runs for a choice of N, and what lies between is interpolated. There
-    an update that had to do with fewer than N, because workers were dead, counts for less.
+    Under `backup:b` an update doesn't simply take the N-th of W computation times: if late work is
+    finished before it is dropped, a late worker starts the next version late. So the planner
+    simulates. If only computation times matter, it simulates all N at once with the same times
+    (`fast.closing_times`). With a network, faults or slow phases it runs the full simulator for
+    some N and interpolates between them; there, an update with fewer than N contributions, because
+    workers were dead, counts for less.
 
-    Everything is simulated in independent replicates. For a model the intervals tell the error of
-    the simulation, by resampling the replicates. For a recording they tell how much the answer
-    depends on having recorded just this stretch, by resampling the recording in its own length.
+    The planner simulates independent replicates. For a latency model the intervals show the error
+    of the simulation, by resampling the replicates. For a recording they show how much the answer
+    depends on the recorded period, by resampling the recording at its own length.
 """
 
 from collections.abc import Callable
@@ -35,26 +35,26 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 REPLICATES = 20
-ROUNDS = (200, 1000)  # versions in a replicate: at least, at most
-GRADIENTS = 8_000  # in a replicate, if that many versions are not too few or too many
-WARM_UP = 20  # versions until lateness has settled; not counted
-DENSE = 128  # up to so many N are simulated, the rest is interpolated
+ROUNDS = (200, 1000)  # versions per replicate: minimum, maximum
+GRADIENTS = 8_000  # per replicate, as far as ROUNDS allows
+WARM_UP = 20  # versions until lateness is stationary; not counted
+DENSE = 128  # how many N are simulated at most; the rest is interpolated
 RESAMPLES = 400  # of the replicates of a model
 RESAMPLES_RECORDED = 60  # of a recording
 
 FIRST_RESAMPLE = 1 << 32  # seeds beyond those of the replicates
 
-# Where the full simulator must run:
+# For the full simulator:
 REPLICATES_SLOW = 20
 DENSE_SLOW = 12
-GRADIENTS_SLOW = 1_600  # in a replicate, if that is not too few versions
+GRADIENTS_SLOW = 1_600  # per replicate, unless that is too few versions
 
-FLAT = 0.02  # how much worse than the best still counts as equal
+FLAT = 0.02  # options that are worse than the best by at most this count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a value lies, at 95 %."""
+    """A 95 % interval of a value."""
 
     low: float
     high: float
@@ -62,39 +62,39 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What one choice of N means."""
+    """The cost of one choice of N."""
 
     machines: int
     needed: int  # N
-    step_s: dict[Late, float]  # by what becomes of late work, as far as it was simulated
+    step_s: dict[Late, float]  # for cancelled and for finished late work, if simulated
     updates: float
     seconds: float  # to the target
-    interval: Interval | None  # of `seconds`; None: not asked for
+    interval: Interval | None  # of `seconds`; None: not computed
 
     @property
     def backups(self) -> int:
-        """The b of this choice."""
+        """The number b of backups."""
         return self.machines - self.needed
 
     @property
     def machine_hours(self) -> float:
-        """All machines are paid for, those that are backups too."""
+        """The cost in machine-hours, including the backups."""
         return self.machines * self.seconds / 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For every N what it costs, and what to choose."""
+    """The cost of every N, and which one to choose."""
 
     late: Late
     options: tuple[Option, ...]  # by N, from 1 to W, all machines in use
-    best: Option  # soonest at the target
+    best: Option  # the first to reach the target
     best_backups: Interval
-    gain: float  # of the best over sync: how many times sooner
+    gain: float  # how many times as fast as sync the best option reaches the target
     gain_interval: Interval
     flat: tuple[int, int]  # the range of b around the best that is within 2 % of it
     cheapest: Option | None
-    """Fewest machine-hours, some machines given back, no slower than sync; None: not simulated."""
+    """Fewest machine-hours, with fewer machines, no slower than sync; None: not simulated."""
 
     assumptions: tuple[str, ...]
 
@@ -104,7 +104,7 @@ class Plan:
         return self.options[-1]
 
     def sentence(self) -> str:
-        """The recommendation in plain words."""
+        """Return the recommendation in words."""
         workers, best = self.best.machines, self.best
         if best.backups == 0:
             return (
@@ -113,10 +113,10 @@ class Plan:
         low, high = self.flat
         around = f"any b from {low} to {high} is" if low < high else "no other b is"
         least, most = round(self.best_backups.low), round(self.best_backups.high)
-        certainty = f"is {least}" if least == most else f"lies between {least} and {most}"
+        certainty = f"is {least}" if least == most else f"is between {least} and {most}"
         return (
-            f"Use backup:{best.backups}: wait for {best.needed} of {workers} workers. The target "
-            f"is reached {self.gain:.2f} times as soon as with sync "
+            f"Use backup:{best.backups}: wait for {best.needed} of {workers} workers. It reaches "
+            f"the target {self.gain:.2f} times as fast as sync "
             f"({self.gain_interval.low:.2f} to {self.gain_interval.high:.2f}); {around} within "
             f"{100 * FLAT:.0f} % of that. With 95 % certainty the best b {certainty}."
         )
@@ -128,9 +128,9 @@ def plan(
     convergence: Convergence,
     on_progress: Callable[[float], None] = lambda done: None,
 ) -> Plan:
-    """Weigh every N for `spec.workers` machines; `spec.late` says what becomes of late work.
+    """Compare every N for `spec.workers` machines, with late work handled as `spec.late` says.
 
-    `on_progress` is called with the share of the work that is done.
+    `on_progress` is called with the fraction of the work that is done.
     """
     cluster.validate(spec)
     only_times = cluster.times.is_stationary and cluster.network is None and not cluster.faults
@@ -138,16 +138,16 @@ def plan(
     updates = convergence.updates(needed.astype(float))
     if only_times:
         steps = _steps_from_times(cluster, spec, on_progress)
-        seconds = steps[spec.late] * updates  # one row a replicate, one column an N
-        possible = _possible(seconds, cluster, spec, updates)
-        how = "simulated with common computation times for all N"
+        seconds = steps[spec.late] * updates  # one row per replicate, one column per N
+        resampled = _resampled(seconds, cluster, spec, updates)
+        how = "simulated with the same computation times for all N"
     else:
         steps, seconds = _steps_from_simulations(cluster, spec, convergence, on_progress)
-        possible = _bootstrap(seconds, spec.seed)
-        how = "simulated in full for a choice of N, interpolated between"
+        resampled = _bootstrap(seconds, spec.seed)
+        how = "simulated in full for some N, interpolated between them"
     means = seconds.mean(axis=0)
     if not means[-1] > 0:
-        raise SpecError("computation takes no time at all, so there is nothing to plan")
+        raise SpecError("the plan needs computation times > 0, but all of them are 0")
     best = int(np.argmin(means))
     options = tuple(
         Option(
@@ -156,7 +156,7 @@ def plan(
             step_s={late: float(each[:, i].mean()) for late, each in steps.items()},
             updates=float(updates[i]),
             seconds=float(means[i]),
-            interval=_interval(possible[:, i]),
+            interval=_interval(resampled[:, i]),
         )
         for i, n in enumerate(needed)
     )
@@ -164,23 +164,23 @@ def plan(
         late=spec.late,
         options=options,
         best=options[best],
-        best_backups=_interval(spec.workers - needed[np.argmin(possible, axis=1)]),
+        best_backups=_interval(spec.workers - needed[np.argmin(resampled, axis=1)]),
         gain=float(means[-1] / means[best]),
-        gain_interval=_interval(possible[:, -1] / possible[:, best]),
+        gain_interval=_interval(resampled[:, -1] / resampled[:, best]),
         flat=_flat(means, best),
         cheapest=_cheapest(cluster, spec, convergence, options[-1]) if only_times else None,
         assumptions=(
             convergence.assumption,
             f"step times: {how}, late work {_verb(spec.late)}",
-            f"intervals: {_meaning(cluster)}",
+            f"intervals: {_interval_meaning(cluster)}",
         ),
     )
 
 
-def _meaning(cluster: Cluster) -> str:
+def _interval_meaning(cluster: Cluster) -> str:
     if isinstance(cluster.times, Recorded):
-        return "how much the answer depends on having recorded just this stretch"
-    return "the error of the simulation, if the latency is as given"
+        return "how much the answer depends on the recorded period"
+    return "the error of the simulation, if the latency model is right"
 
 
 def _verb(late: Late) -> str:
@@ -193,7 +193,7 @@ def _verb(late: Late) -> str:
 def _steps_from_times(
     cluster: Cluster, spec: RunSpec, on_progress: Callable[[float], None]
 ) -> dict[Late, Floats]:
-    """Mean time of an update, one row a replicate, one column an N, from computation times."""
+    """Return the mean time of an update, one row per replicate, one column per N."""
     rows: dict[Late, list[Floats]] = {"cancel": [], "finish": []}
     for replicate in range(REPLICATES):
         seed = spec.seed * REPLICATES + replicate
@@ -205,13 +205,13 @@ def _steps_from_times(
 
 
 def _rounds(spec: RunSpec) -> int:
-    """Few workers need more versions to be as precise."""
+    """Return the versions per replicate; fewer workers need more for the same precision."""
     least, most = ROUNDS
     return min(most, max(least, GRADIENTS // spec.workers))
 
 
 def _mean_steps(times: Floats, late: Late) -> Floats:
-    """The mean time of an update for every N, from one row of computation times a worker."""
+    """Return the mean time of an update for every N, from one row of times per worker."""
     every = np.arange(1, len(times) + 1)
     chosen = every if late == "cancel" else _choose(len(times), DENSE)
     lasted = closing_times(times, chosen, late)
@@ -225,7 +225,7 @@ def _steps_from_simulations(
     convergence: Convergence,
     on_progress: Callable[[float], None],
 ) -> tuple[dict[Late, Floats], Floats]:
-    """Mean time of an update, and seconds to the target, by full simulations."""
+    """Return the mean time of an update and the seconds to the target, by full simulations."""
     chosen = _choose(spec.workers, DENSE_SLOW)
     every = np.arange(1, spec.workers + 1)
     steps = max(5 * WARM_UP, GRADIENTS_SLOW // spec.workers)
@@ -239,17 +239,18 @@ def _steps_from_simulations(
             updates = list(trace.updates())[WARM_UP:]
             if len(updates) < WARM_UP:
                 raise SpecError(
-                    f"with N = {n} the simulated run got no further than "
-                    f"{len(updates) + WARM_UP} updates; workers that die must return"
+                    f"with N = {n} the simulated run stopped after "
+                    f"{len(updates) + WARM_UP} updates; let killed workers come back, e.g. with "
+                    "kill any every 10m for 1m"
                 )
             lasted = updates[-1].t - updates[0].t
-            # An update of few contributions is worth as much less as it would need more updates.
+            # An update with few contributions counts for less: more such updates are needed.
             counts = np.array([len(u.contributors) for u in updates[1:]], dtype=float)
             progress = float(np.sum(1 / convergence.updates(counts)))
             step_s[replicate, i] = lasted / len(counts)
             seconds[replicate, i] = lasted / progress
         on_progress((replicate + 1) / REPLICATES_SLOW)
-    # Seconds are interpolated as steps x updates, or the curve between two N would be a chord.
+    # Interpolate the time per update, not the product: that isn't linear between two N.
     worth = seconds / convergence.updates(chosen.astype(float))
     whole_worth = np.stack([np.interp(every, chosen, row) for row in worth])
     whole_steps = np.stack([np.interp(every, chosen, row) for row in step_s])
@@ -257,7 +258,7 @@ def _steps_from_simulations(
 
 
 def _choose(workers: int, at_most: int) -> Ints:
-    """Some N from 1 to W, close together where b is small, for that is where the best mostly is."""
+    """Choose some N from 1 to W, denser where b is small, because the best is mostly there."""
     if workers <= at_most:
         return np.arange(1, workers + 1)
     backups = np.unique(np.round(np.geomspace(1, workers, at_most)).astype(np.int64)) - 1
@@ -267,8 +268,8 @@ def _choose(workers: int, at_most: int) -> Ints:
 # -------------------------------------------------------------------------------------- uncertainty
 
 
-def _possible(seconds: Floats, cluster: Cluster, spec: RunSpec, updates: Floats) -> Floats:
-    """What the answer could have been: one row a possibility, one column an N."""
+def _resampled(seconds: Floats, cluster: Cluster, spec: RunSpec, updates: Floats) -> Floats:
+    """Return resampled answers, one row per resample, one column per N."""
     if not isinstance(cluster.times, Recorded):
         return _bootstrap(seconds, spec.seed)
     lengths = [len(own) for own in cluster.times.times.values()]
@@ -281,7 +282,7 @@ def _possible(seconds: Floats, cluster: Cluster, spec: RunSpec, updates: Floats)
 
 
 def _bootstrap(seconds: Floats, seed: int) -> Floats:
-    """Means of replicates drawn again and again with replacement."""
+    """Return means of replicates that are resampled with replacement."""
     rng = np.random.default_rng(seed)
     picks = rng.integers(len(seconds), size=(RESAMPLES, len(seconds)))
     return np.asarray(seconds[picks].mean(axis=1))
@@ -293,7 +294,7 @@ def _interval(values: NDArray[np.generic]) -> Interval:
 
 
 def _flat(means: Floats, best: int) -> tuple[int, int]:
-    """The b around the best whose time is within `FLAT` of it, without a gap."""
+    """Return the contiguous range of b around the best whose time is within `FLAT` of it."""
     good = means <= means[best] * (1 + FLAT)
     low = high = best
     while low > 0 and good[low - 1]:
@@ -307,7 +308,10 @@ def _flat(means: Floats, best: int) -> tuple[int, int]:
 
 
 def _cheapest(cluster: Cluster, spec: RunSpec, convergence: Convergence, sync: Option) -> Option:
-    """The fewest machine-hours when the slowest machines may be given back, no slower than sync."""
+    """Return the option with the fewest machine-hours, without the slowest machines if need be.
+
+    It is no slower than sync on all machines.
+    """
     expected = [cluster.times.mean(worker) for worker in range(spec.workers)]
     fastest_first = np.argsort(expected, kind="stable")
     rounds = _rounds(spec) + WARM_UP

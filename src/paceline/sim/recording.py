@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The computation times in a trace, to be simulated with again.
+"""Extract the computation times from a trace, to simulate with them again.
 
-A trace has the whole computation time of every gradient that was finished. Of one that was
-cancelled it has only the time until then. Such a time is completed by drawing from the longer ones
-that the same worker took, completed ones included, the longest cut first (the order of Kaplan and
-Meier); a worker that has none longer draws from what the others finished; and where nobody was ever
-seen to take longer, all that is known is the bound. Both are counted, so that whoever reports a
-result can say how much was left to chance, and what is too optimistic.
+A trace holds the full computation time of every finished gradient. For a cancelled one it holds
+only the time until it was cancelled. Such a censored time is completed with a random draw from the
+longer times of the same worker, including completed ones, longest first (the order of Kaplan and
+Meier). If the worker has no longer time, the draw is from the finished times of all workers; if
+there is none either, only the lower bound is known and used. Both cases are counted, so that a
+report can say how many times were drawn and how many are too optimistic.
 
-Where the new simulation has no network of its own, what gradients and parameters spent on their way
-in the recording belongs to the time that a worker takes.
+If the new simulation has no network of its own, the time that parameters and gradients spent in
+transit in the recording counts as computation time.
 """
 
 from bisect import bisect_right, insort
@@ -28,47 +28,47 @@ __all__ = ["Recording", "Replayed", "recorded_times"]
 
 Floats = NDArray[np.float64]
 
-ROUNDING_S = 1e-9  # a difference of times that is smaller is none
-LONGER = 1 + 1e-9  # so much longer than its bound is a time at least, whatever is rounded
+ROUNDING_S = 1e-9  # smaller differences between times are rounding errors
+LONGER = 1 + 1e-9  # a censored time exceeds its bound by at least this factor
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The computation times of a trace, in order, by worker; the workers are numbered anew."""
+    """The computation times of a trace, in order, by worker; workers are renumbered from 0."""
 
     times: dict[int, Floats]
-    drawn: int  # how many of them were cut short in the trace, and completed by drawing
-    bounds: int  # how many were cut short later than anything that was ever finished
+    drawn: int  # how many were cancelled in the trace, and completed by a random draw
+    bounds: int  # how many were cancelled after a longer time than any gradient took
 
     @property
     def total(self) -> int:
-        """How many computation times there are."""
+        """The number of computation times."""
         return sum(len(t) for t in self.times.values())
 
     def left_to_chance(self) -> str:
-        """What a reader must know of a result that rests on these times."""
+        """Return a sentence on how far these times are measured, drawn or only bounds."""
         if not self.drawn and not self.bounds:
             return f"all {self.total} computation times are as recorded"
-        words = f"of {self.total} computation times {self.drawn + self.bounds} were cut short by "
+        words = f"{self.drawn + self.bounds} of {self.total} computation times were cut short by "
         words += f"cancellation; {self.drawn} are drawn from longer ones"
         if self.bounds:
             words += (
-                f", and {self.bounds} are only known to be longer than anything that was finished, "
-                "so that waiting for more workers than the recording did looks better than it is"
+                f", and {self.bounds} are only known to be longer than any finished one, so "
+                "waiting for more workers than the recording did looks better than it is"
             )
         return words
 
 
 def recorded_times(trace: Trace, seed: int, *, with_travel: bool) -> Recording:
-    """The computation times of all workers; raises `TraceError` if there are none.
+    """Return the computation times of all workers; raise `TraceError` if there are none.
 
-    `with_travel`: with what the recorded network added to them.
+    `with_travel`: include the time that the recorded network added.
     """
     seen: dict[int, list[tuple[float, bool]]] = defaultdict(list)
     for gradient in trace.gradients():
         whole = gradient.fate is not Fate.CANCELLED
         took_s = _took(gradient, with_travel)
-        # What was given up before it was begun is no computation.
+        # Work that was cancelled before it started has no computation time.
         if gradient.fate is not Fate.DUPLICATE and (whole or took_s > 0):
             seen[gradient.worker].append((took_s, whole))
     finished = np.array([t for own in seen.values() for t, whole in own if whole])
@@ -86,7 +86,7 @@ def recorded_times(trace: Trace, seed: int, *, with_travel: bool) -> Recording:
 def _complete(
     own: list[tuple[float, bool]], finished: Floats, rng: np.random.Generator
 ) -> tuple[Floats, int, int]:
-    """One worker's times with those cut short completed, and how many were drawn and bounds."""
+    """Complete one worker's censored times; return all times and the counts of both cases."""
     times = np.array([t for t, _ in own])
     whole = np.array([is_whole for _, is_whole in own])
     known = sorted(times[whole].tolist())
@@ -114,22 +114,22 @@ def _took(gradient: Gradient, with_travel: bool) -> float:
 class Replayed:
     """Each worker's k-th computation takes as long as its k-th in the recording.
 
-    A worker that needs more of them than were recorded goes on by drawing blocks of its own.
+    A worker that needs more times than were recorded continues with blocks drawn from its own.
     """
 
     recording: Recording
 
     @property
     def is_stationary(self) -> bool:
-        """A time depends on its place in the order, not on the moment."""
+        """Always true: a time depends on its position in the sequence, not on when it starts."""
         return True
 
     def mean(self, worker: int) -> float:
-        """The mean of the worker's recorded times."""
+        """Return the mean of the worker's recorded times."""
         return Recorded(self.recording.times).mean(worker)
 
     def stream(self, worker: int, seed: int) -> TimeStream:
-        """The recorded times, then drawn ones."""
+        """Return the worker's recorded times, followed by drawn ones."""
         beyond = Recorded(self.recording.times).stream(worker, seed)
         blocks = iter([self.recording.times[worker]])
 

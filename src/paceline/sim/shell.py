@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The simulated shell: performs the core's actions on a virtual clock and reports what happens.
+"""The simulated shell: performs the core's actions on a virtual clock and reports events.
 
-The life of a piece of work is pull (parameters travel), compute, push (the gradient travels); then
-the core is told. A message takes the network's delay, bytes take what the shared links give. A
-worker that is told to give up does so at once, wherever it is; one that has computed everything by
-then sends only word of it. Where no network is given, pull and push take no time.
+A turn consists of pull (the parameters travel), compute, and push (the gradient travels); then the
+shell reports to the core. A message takes the network's delay; bytes take the time that the shared
+links give them. A worker that is cancelled stops at once in any of these phases; if it has already
+computed its gradient, it reports that without sending the rest. Without a network, pull and push
+take no time.
 """
 
 from collections import deque
@@ -40,8 +41,8 @@ from paceline.trace.schema import Ended, Record
 
 __all__ = ["Shell"]
 
-FAULTS_IN_VAIN = 1000  # without an update between them, until the run is given up as stalled
-FAULT_STREAM = 0xFA  # keeps the random numbers of faults apart from those of computation times
+FAULTS_WITHOUT_UPDATE = 1000  # after so many in a row the run counts as stalled
+FAULT_STREAM = 0xFA  # separates the random numbers of faults from those of computation times
 
 
 @dataclass(eq=False, slots=True)
@@ -51,21 +52,21 @@ class SimulatedWorker:
     id: int
     times: TimeStream
     here: bool = False
-    turn: int = 0  # of the work that it has; 0: none
+    turn: int = 0  # of its current work; 0: none
     version: int = 0
     asked_at: float = 0.0
-    began: float = 0.0  # computing
-    compute_s: float = 0.0  # what computing takes; 0 until it has begun
+    began: float = 0.0  # when it started to compute
+    compute_s: float = 0.0  # how long it computes; 0 before it starts
     computing: bool = False
     computed: bool = False
     transfer: Transfer | None = None
     pulled_bytes: float = 0.0
     pushed_bytes: float = 0.0
     frozen_until: float = 0.0
-    stage: int = 0  # counted up at each change, so that callbacks that come too late are known
+    stage: int = 0  # increases with each change, so that obsolete callbacks can be ignored
 
     def end(self) -> None:
-        """It has no work any more; whatever is still scheduled for it is void."""
+        """End the current work; callbacks that are still scheduled for it become obsolete."""
         self.turn = 0
         self.stage += 1
         self.computing = False
@@ -93,14 +94,14 @@ class Shell:
             for id in range(self._spec.workers)
         ]
         self._working = 0
-        self._faults_in_vain = 0
+        self._faults_since_update = 0
         self._fault_rng = np.random.default_rng([self._spec.seed, FAULT_STREAM])
-        self._applied: deque[int] = deque()  # updates that the core has not heard of yet
+        self._applied: deque[int] = deque()  # updates not yet reported to the core
         self._records: list[Record] = []
         self._end: Ended | None = None
 
     def run(self, until: float | None = None) -> list[Record]:
-        """Run to the last update, or until the given time, or until nothing can happen any more."""
+        """Run to the last update, until the given time, or until the run is stalled."""
         engine = self._engine
         for worker in self._workers:
             engine.at(0.0, self._on_join, worker, priority=URGENT)
@@ -118,16 +119,16 @@ class Shell:
         reason = f"stalled: {len(ledger.members)} workers are left and nothing more can happen"
         return Ended(self._engine.now, ledger.version, reason=reason)
 
-    # ------------------------------------------------------------------- telling and performing
+    # ---------------------------------------------------------------- reporting and performing
 
-    def _tell(self, event: Event, measured: Measured | None = None) -> None:
+    def _handle(self, event: Event, measured: Measured | None = None) -> None:
         version = self._decider.ledger.version
         actions = self._decider.handle(event)
         self._records += record_event(event, actions, version, measured)
         for action in actions:
             self._perform(action)
         while self._applied:
-            self._tell(UpdateApplied(event.time, self._applied.popleft()))
+            self._handle(UpdateApplied(event.time, self._applied.popleft()))
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -136,7 +137,7 @@ class Shell:
             case Cancel() if self._spec.late == "cancel":
                 self._cancel(self._workers[action.worker], action.turn)
             case ApplyUpdate():
-                self._faults_in_vain = 0
+                self._faults_since_update = 0
                 self._on_update(action.update)
                 self._applied.append(action.update)
             case StartTimer():
@@ -144,12 +145,12 @@ class Shell:
             case Finish():
                 unused = tuple(c.worker for c in action.unused)
                 self._end = Ended(self._engine.now, action.version, unused)
-                for worker in self._workers:  # nobody works on after the end, late or not
+                for worker in self._workers:  # no worker continues after the end
                     self._cancel(worker, worker.turn)
             case _:
                 pass
 
-    # --------------------------------------------------------------------- the life of some work
+    # -------------------------------------------------------------------------- a worker's turn
 
     def _send(self, worker: SimulatedWorker, action: SendParams) -> None:
         self._working += 1
@@ -210,7 +211,7 @@ class Shell:
         measured = Measured(worker.asked_at, compute_s, worker.pulled_bytes, worker.pushed_bytes)
         worker.end()
         self._working -= 1
-        self._tell(event, measured)
+        self._handle(event, measured)
 
     def _cancel(self, worker: SimulatedWorker, turn: int) -> None:
         at = self._engine.now + self._delay
@@ -249,20 +250,20 @@ class Shell:
                 worker.pulled_bytes = moved
             worker.transfer = None
 
-    # ------------------------------------------------------------------------- what else happens
+    # --------------------------------------------------------------- joins, timers and faults
 
     def _on_join(self, worker: SimulatedWorker) -> None:
         worker.here = True
-        self._tell(WorkerJoined(self._engine.now, worker.id))
+        self._handle(WorkerJoined(self._engine.now, worker.id))
 
     def _on_timer(self, timer: int) -> None:
         ledger = self._decider.ledger
         if ledger.awaits_timer(timer) and self._end is None:
-            self._tell(TimerFired(self._engine.now, timer))
+            self._handle(TimerFired(self._engine.now, timer))
 
     def _on_until(self) -> None:
         if self._end is None:
-            self._tell(StopRequested(self._engine.now))
+            self._handle(StopRequested(self._engine.now))
 
     def _schedule_fault(self, fault: Fault) -> None:
         wait_s = self._fault_rng.exponential(fault.time) if fault.repeats else fault.time
@@ -276,9 +277,9 @@ class Shell:
                 self._freeze(worker, fault.lasting or 0.0)
             else:
                 self._kill(worker, fault.lasting)
-        # Faults alone must not keep a run going that cannot get on any more.
-        self._faults_in_vain += 1
-        if fault.repeats and self._faults_in_vain < FAULTS_IN_VAIN:
+        # Faults alone must not keep a run going that makes no progress any more.
+        self._faults_since_update += 1
+        if fault.repeats and self._faults_since_update < FAULTS_WITHOUT_UPDATE:
             self._schedule_fault(fault)
 
     def _kill(self, worker: SimulatedWorker, lasting: float | None) -> None:
@@ -290,7 +291,7 @@ class Shell:
         worker.frozen_until = 0.0
         if lasting is not None:
             self._engine.at(self._engine.now + lasting, self._on_return, worker)
-        self._tell(WorkerLeft(self._engine.now, worker.id, "killed"), lost)
+        self._handle(WorkerLeft(self._engine.now, worker.id, "killed"), lost)
 
     def _on_return(self, worker: SimulatedWorker) -> None:
         if self._end is None:

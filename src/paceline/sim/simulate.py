@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Drive a policy through a simulated cluster; the result is a trace.
+"""Simulate a policy on a cluster; the result is a trace.
 
-The same policy, spec and cluster always give the same trace. The k-th computation time of a
-worker depends on the seed, the worker and k alone, so two rules with one seed meet the same luck.
+The same policy, spec and cluster always give the same trace. The k-th computation time of a worker
+depends only on the seed, the worker and k, so two rules with the same seed see the same times.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from paceline.trace.schema import Header, Record, Trace
 
 __all__ = ["simulate"]
 
-FAST_LIMIT = 20_000_000  # gradients; beyond that the fast way would take too much memory
+FAST_LIMIT = 20_000_000  # gradients; above this the fast path would take too much memory
 
 
 def simulate(
@@ -32,12 +32,12 @@ def simulate(
 ) -> Trace:
     """Simulate a run of `spec.steps` updates, or until the virtual time `until`.
 
-    `on_update` is called with the number of each update as it is made, to show progress.
+    `on_update` is called with the number of each update, to show progress.
     """
     policy = parse_policy(policy)
     policy.validate(spec)
     if spec.steps is None and spec.samples is None and until is None:
-        raise SpecError("the simulation needs an end: give steps, samples, or a time with until")
+        raise SpecError("the simulation needs an end; set steps, samples, or a time with until")
     if until is not None and not until >= 0:
         raise SpecError(f"until must be >= 0 seconds, got {until}")
     cluster.validate(spec)
@@ -56,7 +56,7 @@ def simulate(
 def _fast(
     policy: Policy, cluster: Cluster, spec: RunSpec, on_update: Callable[[int], None]
 ) -> list[Record] | None:
-    """The records by the vectorised way, or None where it cannot serve."""
+    """Return the records by the vectorized path, or None if it doesn't apply."""
     only_times = cluster.times.is_stationary and cluster.network is None and not cluster.faults
     steps = spec.steps or 0
     if not only_times or spec.samples is not None or steps * spec.workers > FAST_LIMIT:

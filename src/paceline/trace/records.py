@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What happened and what was decided on it, made into the records of a trace."""
+"""Turn an event, and the actions that were decided on it, into the records of a trace."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ __all__ = ["Made", "Measured", "record_event"]
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """What only the shell knows of a piece of work."""
+    """What only the shell knows about a turn."""
 
     asked_at: float
     compute_s: float = 0.0
@@ -54,7 +54,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What only the shell knows of an update."""
+    """What only the shell knows about an update."""
 
     sq_norm: float | None = None
     apply_s: float = 0.0
@@ -72,12 +72,12 @@ def record_event(
     measured: Measured | None = None,
     made: Mapping[int, Made] = _NOTHING_MADE,
 ) -> Iterator[Record]:
-    """The records of one event and of what was decided on it, made as they are asked for.
+    """Yield the records of one event and of the actions that were decided on it.
 
-    `version` is the server's before the event. The end of a run is not recorded here, because work
-    may still be reported after it.
+    `version` is the newest version before the event. The end of a run isn't recorded here, because
+    workers may still report after it.
     """
-    if not isinstance(event, UpdateApplied):  # the record of the decision stands for it
+    if not isinstance(event, UpdateApplied):  # the `Update` record represents it
         yield _record(event, actions, version, measured)
     for action in actions:
         match action:

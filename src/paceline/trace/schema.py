@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The trace of a run: one schema for simulated and real runs, JSON lines, versioned.
+"""The trace of a run: one versioned schema for simulated and real runs, as JSON lines.
 
-The first line is the header; then comes one record for each thing that happened, in order. A trace
-holds the run's events whole, so that `events` can be fed to any policy again, together with what
-the policy decided and with what only the shell knew (computation times, bytes, gradient norms).
+The first line is the header; one record follows for each thing that happened, in order. A trace
+holds all events of the run, so that `events` can be replayed with any policy, together with what
+the policy decided and what only the shell knew (computation times, bytes, gradient norms).
 
-Records are plain typed values; this room computes nothing from them but the events.
+Records are plain typed values; this module computes nothing from them but the events.
 """
 
 import os
@@ -58,12 +58,12 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""The newest format. Format 1 differs only in that its updates have no weights and scales."""
+"""The newest format. In format 1, updates have no weights and scales."""
 
 NAME = "trace.jsonl"  # in the folder of a run
 
-FINISHED = "finished"  # all updates were made that were wanted
-STOPPED = "stopped"  # before that
+FINISHED = "finished"  # the run made all its updates
+STOPPED = "stopped"  # the run was stopped before that
 
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -84,14 +84,14 @@ class Header(_Line, tag="header", frozen=True, kw_only=True, omit_defaults=False
     min_workers: int = 1
     late: Late = "cancel"
     seed: int = 0
-    about: dict[str, str] = {}  # whatever else a reader may want to know, for people
+    about: dict[str, str] = {}  # further information for people
     format: int = msgspec.field(default=FORMAT, name="paceline_trace")
 
     @classmethod
     def of(
         cls, source: Literal["sim", "run"], policy: Policy, spec: RunSpec, about: dict[str, str]
     ) -> "Header":
-        """The header of a run of this policy and spec."""
+        """Return the header of a run with this policy and spec."""
         return cls(source=source, policy=str(policy), about=about, **asdict(spec))
 
     @property
@@ -100,7 +100,7 @@ class Header(_Line, tag="header", frozen=True, kw_only=True, omit_defaults=False
         return self.format >= 2
 
     def spec(self) -> RunSpec:
-        """The description of the run that was traced."""
+        """Return the spec of the run."""
         return RunSpec(**{part.name: getattr(self, part.name) for part in fields(RunSpec)})
 
 
@@ -117,11 +117,11 @@ class Left(_Line, tag="left", frozen=True):
     t: float
     worker: Whole
     reason: str = ""
-    working_since: float | None = None  # when it was asked for the work that is lost with it
+    working_since: float | None = None  # when it was asked for the work that is lost
 
 
 class Missing(_Line, tag="missing", frozen=True):
-    """A worker has never come, and will not."""
+    """A worker will never join."""
 
     t: float
     worker: Whole
@@ -129,7 +129,7 @@ class Missing(_Line, tag="missing", frozen=True):
 
 
 class Gradient(_Line, tag="gradient", frozen=True):
-    """A gradient arrived, or was given up (fate "cancelled")."""
+    """A gradient arrived, or was abandoned (fate "cancelled")."""
 
     t: float
     worker: Whole
@@ -138,11 +138,11 @@ class Gradient(_Line, tag="gradient", frozen=True):
     fate: Fate
     staleness: Whole  # in updates: when applied if accepted, otherwise at time t
     asked_at: float  # when the server sent the parameters
-    compute_s: Amount  # spent on computing; all of it, unless the fate is "cancelled"
+    compute_s: Amount  # computation time; up to the cancellation if the fate is "cancelled"
     samples: Whole = 1
     pulled_bytes: Amount = 0
     pushed_bytes: Amount = 0
-    sq_norm: Amount | None = None  # the squared norm of the gradient, where it was measured
+    sq_norm: Amount | None = None  # the squared norm of the gradient, if it was measured
 
 
 class Update(_Line, tag="update", frozen=True):
@@ -152,16 +152,16 @@ class Update(_Line, tag="update", frozen=True):
     update: Whole
     contributors: tuple[int, ...]
     wanted: Whole
-    sq_norm: Amount | None = None  # of the averaged gradient, where it was measured
-    apply_s: Amount = 0  # spent on adding up, stepping and publishing
+    sq_norm: Amount | None = None  # of the averaged gradient, if it was measured
+    apply_s: Amount = 0  # time for adding up, stepping and publishing
     scalars: dict[str, float | None] = {}
-    """What the scripts logged, averaged over the contributors; None: it was not finite."""
+    """What the scripts logged, averaged over the contributors; None: not finite."""
 
     weights: tuple[float, ...] | None = None
-    """The weight of each contributor, by its samples; None: all weights are equal."""
+    """The weight of each contributor, proportional to its samples; None: all are equal."""
 
     scales: tuple[float, ...] | None = None
-    """The factor by which each contributor's gradient counts besides; None: all are 1."""
+    """The factor that multiplies each contributor's weight; None: all are 1."""
 
     def weighted(self) -> list[tuple[float, float]]:
         """Return the weight and the scale of each contributor, as the policy decided them."""
@@ -178,51 +178,51 @@ class Timer(_Line, tag="timer", frozen=True):
 
 
 class Stopped(_Line, tag="stopped", frozen=True):
-    """The run was told to stop."""
+    """The run was asked to stop."""
 
     t: float
 
 
 class Paused(_Line, tag="paused", frozen=True):
-    """The run paused, and this is what it waits for."""
+    """The run paused; `reason` says what it waits for."""
 
     t: float
     reason: str
 
 
 class Resumed(_Line, tag="resumed", frozen=True):
-    """The run began, or went on."""
+    """The run began, or continued after a pause."""
 
     t: float
 
 
 class Restored(_Line, tag="restored", frozen=True):
-    """A run that was stopped, or lost its server, goes on from this version, and nobody is here.
+    """A run that was stopped, or lost its server, continues from this version without workers.
 
-    Updates beyond it that stand before this line are lost, and made again.
+    Later updates that precede this line in the trace are lost, and made again.
     """
 
-    t: float  # time stands still while there is no server
+    t: float  # the run's clock stops while there is no server
     version: Whole
-    header: Header  # what is run from now on
-    down_s: Amount = 0  # for how long there was no server
-    turns: dict[int, Whole] = {}  # how many pieces of work each worker has had
-    memory: Any = None  # what the policy remembers, as plain values
-    resumed: bool = False  # by somebody; otherwise its server was killed, and started again
+    header: Header  # of the run from now on
+    down_s: Amount = 0  # how long there was no server
+    turns: dict[int, Whole] = {}  # how many turns each worker has had
+    memory: Any = None  # the policy's memory as plain values
+    resumed: bool = False  # resumed by a user; otherwise the server was killed and restarted
     samples: Whole = 0  # in the updates up to this version
 
     def origin(self) -> Origin:
-        """Where the run goes on from, for a `Decider`."""
+        """Return where the run continues from, for a `Decider`."""
         return Origin(self.version, self.turns, self.memory, self.samples)
 
 
 class Ended(_Line, tag="ended", frozen=True):
-    """The run ended; its last update may have been earlier than the last report on some work."""
+    """The run ended at time `t`; workers may still have reported after that."""
 
     t: float
     version: Whole
-    unused: tuple[int, ...] = ()  # workers whose accepted gradients came into no update
-    reason: str = FINISHED  # or `STOPPED`, or why it failed
+    unused: tuple[int, ...] = ()  # workers whose accepted gradients went into no update
+    reason: str = FINISHED  # or `STOPPED`, or why the run failed
 
 
 Happened = Joined | Left | Missing | Gradient | Update | Timer | Stopped | Paused | Resumed
@@ -231,27 +231,27 @@ Record = Happened | Restored | Ended
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole trace: the header and the records in order."""
+    """A complete trace: the header and the records in order."""
 
     header: Header
     records: list[Record]
-    is_growing: bool = False  # whether its run goes on
+    is_growing: bool = False  # whether its run hasn't ended yet
 
     def gradients(self) -> Iterator[Gradient]:
-        """The gradients, in order of arrival."""
+        """Return the gradients, in order of arrival."""
         return (r for r in self.records if type(r) is Gradient)
 
     def updates(self) -> Iterator[Update]:
-        """The updates, in order."""
+        """Return the updates, in order."""
         return (r for r in self.records if type(r) is Update)
 
     def events(self) -> Iterator[Event]:
-        """What happened, as the core saw it; feed it to a `Decider` to decide again."""
+        """Return the events that the core saw; pass them to a `Decider` to replay the run."""
         return (event for record in self.records if (event := event_of(record)) is not None)
 
 
 def event_of(record: Record) -> Event | None:
-    """The event that this record tells of; None: it tells of a decision."""
+    """Return the event that this record stands for; None: it stands for a decision."""
     event: Event | None = None
     match record:
         case Gradient(fate=Fate.CANCELLED):
@@ -277,10 +277,12 @@ def event_of(record: Record) -> Event | None:
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Write the trace as JSON lines; a file appears whole or not at all."""
+    """Write the trace as JSON lines, atomically."""
     target = Path(path)
     try:
-        if target.exists() and not target.is_file():  # a pipe, say; it cannot be put in place whole
+        if (
+            target.exists() and not target.is_file()
+        ):  # a pipe, for example, can't be replaced atomically
             _write_lines(trace, target)
             return
         with written_whole(target) as partial:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a trace is sound: replayed through its own policy, it must tell the same story.
+"""Check that a trace is sound: replaying it with its own policy must give the same records.
 
-Every event of the trace goes through a fresh `Decider`, whose decisions are recorded again; the
-first record that differs is named. So a trace that passes has exactly one fate for each gradient,
-one set of contributors for each update, and no decision that its rule would not make. Where a run
-was interrupted and restored, each part is replayed by itself.
+Every event of the trace goes through a fresh `Decider`, and its decisions are turned into records
+again; the first record that differs is reported. So a trace that passes has exactly one fate for
+each gradient, one set of contributors with their weights for each update, and no decision that its
+rule would not make. If the run was interrupted and restored, each part is replayed separately.
 """
 
 import msgspec
@@ -30,11 +30,11 @@ from paceline.trace.schema import (
 
 __all__ = ["audit"]
 
-ROUNDING_S = 1e-6  # what clocks and sums of times may differ by
+ROUNDING_S = 1e-6  # tolerance for clocks and sums of times
 
 
 def audit(trace: Trace, name: str = "trace") -> None:
-    """Raise `TraceError`, naming the line, unless the trace is sound."""
+    """Raise `TraceError`, which names the line, if the trace isn't sound."""
     if not trace.records and not trace.is_growing:
         raise TraceError(f"{name} has a header but no records")
     replay = _Replay(trace.header, f"{name}:1 (the header)")
@@ -42,15 +42,15 @@ def audit(trace: Trace, name: str = "trace") -> None:
         place = f"{name}:{line}"
         if isinstance(record, Restored):
             if record.t < replay.decider.ledger.now:
-                raise TraceError(f"{place}: time runs backwards")
-            # What its server had decided last may have been lost with it.
+                raise TraceError(f"{place}: time must not go backwards, got {record.t}")
+            # The last decisions of the killed server may be missing.
             replay = _Replay(record.header, place, record.origin())
             replay.decider.ledger.now = record.t
         else:
             replay.check(record, place, line)
-    if replay.told and not trace.is_growing:
+    if replay.expected and not trace.is_growing:
         raise TraceError(
-            f"{name}: breaks off where its policy gives a record {_kind(replay.told[0])!r}"
+            f"{name}: ends before the record {_kind(replay.expected[0])!r} that its policy gives"
         )
 
 
@@ -62,39 +62,39 @@ def _decider(header: Header, place: str, origin: Origin) -> Decider:
 
 
 class _Replay:
-    """A run, or a part of one between two restorations, decided again."""
+    """Replays a run, or the part of it between two restorations."""
 
     def __init__(self, header: Header, place: str, origin: Origin = NOTHING) -> None:
         self.decider = _decider(header, place, origin)
         self._has_weights = header.has_weights
-        self.told: list[Record] = []  # by the policy on the newest event, not yet seen in the trace
+        self.expected: list[Record] = []  # decided, but not yet seen in the trace
         self._end: Ended | None = None
         self._ended_at = 0  # the line
-        self._timers: dict[int, float] = {}  # when each of them is due
+        self._timers: dict[int, float] = {}  # when each timer is due
 
     def check(self, record: Record, place: str, line: int) -> None:
-        """Raise unless this record follows from those before it."""
+        """Raise `TraceError` if this record doesn't follow from those before it."""
         if self._ended_at:
-            raise TraceError(f"{place}: nothing can follow the end in line {self._ended_at}")
+            raise TraceError(f"{place}: the run has already ended in line {self._ended_at}")
         if isinstance(record, Ended):
             _check_end(record, self._end, self.decider, place)
             self._ended_at = line
             return
         event = event_of(record)
-        if event is not None and not self.told and not isinstance(record, Update):
+        if event is not None and not self.expected and not isinstance(record, Update):
             if isinstance(record, Gradient):
                 _check_times(record, self.decider, place)
             if isinstance(record, Timer):
                 _check_timer(record, self._timers.get(record.timer), place)
             self._decide(event, record, place)
-        expected = self.told.pop(0) if self.told else None
+        expected = self.expected.pop(0) if self.expected else None
         if isinstance(expected, Update) and not self._has_weights:
             expected = msgspec.structs.replace(expected, weights=None, scales=None)
         decided = _decided(record)
         if decided != expected:
             raise TraceError(f"{place}: {_difference(decided, expected)}")
         if event is not None and isinstance(record, Update):
-            self._decide(event, record, place)  # on the update that was decided, and applied
+            self._decide(event, record, place)
 
     def _decide(self, event: Event, record: Record, place: str) -> None:
         version = self.decider.ledger.version
@@ -102,7 +102,7 @@ class _Replay:
             actions = self.decider.handle(event)
         except PacelineError as error:
             raise TraceError(f"{place}: {error}") from None
-        self.told += record_event(event, actions, version, _measured(record))
+        self.expected += record_event(event, actions, version, _measured(record))
         self._timers |= {a.timer: a.at for a in actions if isinstance(a, StartTimer)}
         ends = [_end(event.time, a) for a in actions if isinstance(a, Finish)]
         self._end = ends[0] if ends else self._end
@@ -113,7 +113,7 @@ def _end(time: float, action: Finish) -> Ended:
 
 
 def _check_end(record: Ended, expected: Ended | None, decider: Decider, place: str) -> None:
-    """Raise unless the run ended as is recorded; one that stalled has no end but its version."""
+    """Raise `TraceError` if the run didn't end like this; a stalled run has only its version."""
     if expected is None:
         sound = record.version == decider.ledger.version and record.t >= decider.ledger.now
     else:
@@ -127,7 +127,7 @@ def _kind(record: Record) -> str:
 
 
 def _difference(record: Record, expected: Record | None) -> str:
-    """What the trace says, and what its policy says in its place."""
+    """Describe how the record differs from the one that the policy gives."""
     if expected is None:
         return f"has a record {_kind(record)!r} where its policy gives none"
     if type(record) is not type(expected):
@@ -138,14 +138,16 @@ def _difference(record: Record, expected: Record | None) -> str:
 
 
 def _check_times(record: Gradient, decider: Decider, place: str) -> None:
-    """Raise unless the gradient was asked for when it says so, and had time enough."""
+    """Raise `TraceError` if the gradient wasn't asked for at that time, or took too long."""
     member = decider.ledger.members.get(record.worker)
     if member is None or member.work is None or member.turn != record.turn:
         return
     if abs(record.asked_at - member.asked_at) > ROUNDING_S:
         raise TraceError(f"{place}: has asked_at {record.asked_at}, but it was {member.asked_at}")
     if record.compute_s > record.t - record.asked_at + ROUNDING_S:
-        raise TraceError(f"{place}: has compute_s {record.compute_s}, longer than it had time")
+        raise TraceError(
+            f"{place}: has compute_s {record.compute_s}, which is more than the time since asked_at"
+        )
 
 
 def _check_timer(record: Timer, due_at: float | None, place: str) -> None:
@@ -154,7 +156,7 @@ def _check_timer(record: Timer, due_at: float | None, place: str) -> None:
 
 
 def _measured(record: Record) -> Measured | None:
-    """What only the shell knew, taken from the trace itself."""
+    """Return what only the shell knew, taken from the trace itself."""
     if isinstance(record, Left) and record.working_since is not None:
         return Measured(record.working_since)
     if isinstance(record, Gradient):
@@ -169,7 +171,7 @@ def _measured(record: Record) -> Measured | None:
 
 
 def _decided(record: Record) -> Record:
-    """The record without what no policy can know."""
+    """Return the record without what no policy can know."""
     if isinstance(record, Update):
         return msgspec.structs.replace(record, sq_norm=None, apply_s=0, scalars={})
     return record

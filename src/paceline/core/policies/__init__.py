@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rules, one a file, and how to get one from its string.
+"""The rules, one per file, and the parser of their strings.
 
-A new rule is a file with a frozen dataclass that derives from `Policy`, an entry in `POLICIES`, and
-a row in the contract table of the tests.
+To add a rule, write a file with a frozen dataclass that derives from `Policy`, add the class to
+`POLICIES`, and add a row to the contract table of the tests.
 """
 
 from dataclasses import MISSING, Field, fields
@@ -40,7 +40,7 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def parse_policy(policy: str | Policy) -> Policy:
-    """The policy that a string means; a policy is returned as it is.
+    """Return the policy that a string describes; a policy is returned unchanged.
 
     >>> parse_policy("softsync:c=4,lr=constant")
     SoftSync(lr='constant', bound=None, c=4)
@@ -75,7 +75,7 @@ def _settings(kind: type[Policy], values: list[str], named: dict[str, str]) -> d
 
 
 def _read(setting: "Field[Any]", text: str) -> Any:
-    """The value of a policy's setting, by the type that the setting declares."""
+    """Parse the value of a policy's setting according to its declared type."""
     kinds = get_args(setting.type) if get_origin(setting.type) is not Literal else ()
     if setting.type is int or int in kinds:
         try:

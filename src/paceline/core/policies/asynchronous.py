@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Asynchronous training: every gradient is an update of its own.
 
-Nobody waits, so with W workers a gradient is on average W - 1 updates old when it is applied.
+No worker waits, so with W workers a gradient is on average W - 1 updates old when it is applied.
 
 Literature: Downpour SGD (Dean et al. 2012); Async-SGD in Chen et al. 2016.
 """
@@ -15,7 +15,7 @@ __all__ = ["Async"]
 
 @dataclass(frozen=True)
 class Async(Free):
-    """Every gradient at once.
+    """Apply every gradient as soon as it arrives.
 
     >>> str(Async(lr="inverse"))
     'async:lr=inverse'

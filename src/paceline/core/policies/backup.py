@@ -2,8 +2,8 @@
 """Synchronous training with b backup workers.
 
 Each update takes the first N = W - b gradients of the current version; the rest are late and are
-dropped. Its time is the N-th order statistic of the W arrival times instead of their maximum, and
-no gradient is ever stale.
+dropped. An update takes the N-th smallest of the W arrival times instead of the largest, and no
+gradient is ever stale.
 
 Literature: Chen et al. 2016, "Revisiting Distributed Synchronous SGD"; K-sync with K = N.
 """
@@ -20,7 +20,7 @@ __all__ = ["Backup"]
 
 @dataclass(frozen=True)
 class Backup(Policy):
-    """The first W - b gradients of this version; the rest are late.
+    """Take the first W - b gradients of the version; the rest are late.
 
     >>> str(Backup(2))
     'backup:2'
@@ -33,15 +33,15 @@ class Backup(Policy):
 
     def __post_init__(self) -> None:
         if self.b < 0:
-            raise SpecError(f"b must be >= 0, got {self.b}; use 0 to wait for everybody")
+            raise SpecError(f"b must be >= 0, got {self.b}; use 0 to wait for all workers")
 
     def validate(self, spec: RunSpec) -> None:
-        """At least one worker must be waited for."""
+        """Check that the update waits for at least one worker."""
         if self.b >= spec.workers:
             raise SpecError(
                 f"b must be smaller than the number of workers, got b={self.b} of {spec.workers}"
             )
 
     def needed(self, ledger: Ledger) -> int:
-        """N = W - b."""
+        """Return N = W - b."""
         return ledger.spec.workers - self.b

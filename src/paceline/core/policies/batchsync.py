@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Synchronous training on the first k mini-batches, whoever computes them.
+"""Synchronous training on the first k mini-batches from any workers.
 
-A worker that has given its gradient computes another at the same version until k are in, so nobody
-idles and a fast worker counts as often as it is fast. What is under way when the k-th arrives is
-lost: an update takes k·m/W with exponential times of mean m, and longer with more even ones.
+A worker that has contributed computes another gradient at the same version until k have arrived. So
+no worker idles, and a fast worker contributes more often. The gradients in progress when the k-th
+arrives are lost: an update takes k·m/W if times are exponential with mean m, and longer if they
+vary less.
 
 Literature: K-batch-sync (Dutta et al. 2018); Rennala SGD (Tyurin and Richtárik 2023).
 """
@@ -19,7 +20,7 @@ __all__ = ["BatchSync"]
 
 @dataclass(frozen=True)
 class BatchSync(Policy):
-    """The first k mini-batches of this version from anyone.
+    """Take the first k mini-batches of the version, from any workers.
 
     >>> str(BatchSync(8))
     'batchsync:8'
@@ -36,15 +37,15 @@ class BatchSync(Policy):
             raise SpecError(f"k must be >= 1, got {self.k}")
 
     def needed(self, ledger: Ledger) -> int:
-        """The k mini-batches."""
+        """Return k."""
         del ledger
         return self.k
 
     def is_due(self, ledger: Ledger) -> bool:
-        """As soon as k are in: as long as one worker is here, k will be."""
+        """Return whether k have arrived; they will, as long as one worker is left."""
         return len(ledger.next_tally.contributions) >= self.k
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
-        """Another mini-batch of the newest version, at once."""
+        """Return another gradient of the newest version, without waiting."""
         del worker
         return Work(version=ledger.version, update=ledger.version + 1)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Synchronous training that waits until a deadline learnt from past arrivals.
+"""Synchronous training that waits until a deadline learned from past answer times.
 
-An update takes whoever is there, and at least n_min, when the q-quantile of recent answer times has
-passed since its version was opened, and a tenth of it more for those who are just as fast. Answers
-that were cut short by a cancellation are known only to be longer than what was seen; they count as
-longer than all others. Where the quantile falls among them, and where too little was seen yet, the
-rule waits twice the longest answer that it has seen whole, so a worker that never answers cannot
-stretch it. `after` replaces all that by seconds.
+An update takes the gradients that have arrived when its deadline passes, but at least n_min. The
+deadline is 1.1 times the q-quantile of recent answer times after the version was opened; the extra
+tenth admits workers that are just as fast. A cancelled answer is only known to take longer than
+observed, so it counts as longer than all others. If the quantile falls among those, or if too few
+answers were seen yet, the rule waits twice the longest complete answer instead, so a worker that
+never answers can't extend the wait. `after` sets a fixed deadline in seconds.
 
 Literature: time-outs instead of backups, named as future work in Chen et al. 2016.
 """
@@ -24,7 +24,7 @@ from paceline.spec import RunSpec, Seconds
 
 __all__ = ["Deadline"]
 
-Answers = deque[tuple[float, bool]]  # seconds, and whether they were the whole time
+Answers = deque[tuple[float, bool]]  # seconds, and whether the answer was complete
 
 SLACK = 1.1
 REMEMBERED_TURNS = 16  # answers remembered for each worker of the run
@@ -32,7 +32,7 @@ REMEMBERED_TURNS = 16  # answers remembered for each worker of the run
 
 @dataclass(frozen=True)
 class Deadline(Policy):
-    """Whoever is there when a time learnt from past arrivals has passed, at least n_min.
+    """Take what has arrived when a learned deadline passes, but at least n_min.
 
     >>> str(Deadline(0.8, n_min=2))
     'deadline:q=0.8,n_min=2'
@@ -54,31 +54,31 @@ class Deadline(Policy):
             raise SpecError(f"after must be >= 0 seconds and finite, got {self.after}")
 
     def validate(self, spec: RunSpec) -> None:
-        """No more than all can be there."""
+        """Check that n_min is at most the number of workers."""
         if self.n_min > spec.workers:
             raise SpecError(f"n_min must be <= workers={spec.workers}, got {self.n_min}")
 
     def fresh_memory(self, spec: RunSpec) -> Answers:
-        """The recent answers."""
+        """Return an empty record of recent answers."""
         return deque(maxlen=REMEMBERED_TURNS * spec.workers)
 
     def plain_memory(self, memory: Any) -> Any:
-        """The recent answers."""
+        """Return the recent answers as lists."""
         return [list(answer) for answer in memory]
 
     def recall(self, spec: RunSpec, plain: Any) -> Answers:
-        """The recent answers again."""
+        """Return the recent answers that a checkpoint kept."""
         answers = self.fresh_memory(spec)
         try:
             answers.extend((float(took_s), bool(is_whole)) for took_s, is_whole in plain or [])
         except (TypeError, ValueError):
             raise SpecError(
-                f"expected pairs of a time and whether it was whole, got {plain!r}"
+                f"expected pairs of a time and whether the answer was complete, got {plain!r}"
             ) from None
         return answers
 
     def observe(self, ledger: Ledger, worker: int, took_s: float, whole: bool) -> None:
-        """Remember how long the answer took; the last whole one is never pushed out."""
+        """Remember how long the answer took; always keep the newest complete one."""
         del worker
         answers: Answers = ledger.memory
         is_full = len(answers) == answers.maxlen
@@ -87,24 +87,24 @@ class Deadline(Policy):
         answers.append((took_s, whole))
 
     def is_due(self, ledger: Ledger) -> bool:
-        """All are in, or the time has passed and n_min are."""
+        """Return whether all have arrived, or the deadline passed and n_min have."""
         enough = len(ledger.next_tally.contributions) >= self.n_min
         return (ledger.overdue and enough) or super().is_due(ledger)
 
     def deadline(self, ledger: Ledger) -> float | None:
-        """The opening of the version plus what was learnt."""
+        """Return the opening of the version plus the learned wait."""
         if self.after is not None:
             return ledger.opened_at + self.after
-        learnt = len(ledger.memory) >= ledger.spec.workers
-        if learnt or len(ledger.next_tally.contributions) >= self.n_min:
-            wait_s = self._wait(ledger.memory, learnt)
+        has_learned = len(ledger.memory) >= ledger.spec.workers
+        if has_learned or len(ledger.next_tally.contributions) >= self.n_min:
+            wait_s = self._wait(ledger.memory, has_learned)
             return None if wait_s is None else ledger.opened_at + wait_s
         return None
 
-    def _wait(self, answers: Answers, learnt: bool) -> float | None:
-        """The q-quantile of the answer times, or twice the longest whole one if it is not known."""
+    def _wait(self, answers: Answers, has_learned: bool) -> float | None:
+        """Return the wait by the q-quantile, or twice the longest complete answer without it."""
         whole = sorted(took_s for took_s, is_whole in answers if is_whole)
         rank = ceil(self.q * len(answers))
-        if learnt and rank <= len(whole):
+        if has_learned and rank <= len(whole):
             return SLACK * whole[rank - 1]
         return 2 * whole[-1] if whole else None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every update takes all W gradients meant for it, but workers go on meanwhile, k updates ahead.
+"""Synchronous training whose workers run k updates ahead.
 
-The gradients of update u are all computed at version u - 1 - k, so the staleness is exactly k (less
-in the first k updates) and every worker follows the same sequence of parameters. Communication and
-short delays hide behind k steps of computation; a worker that is always slow still sets the pace.
+Every update takes the W gradients meant for it. The gradients of update u are all computed at
+version u - 1 - k, so the staleness is exactly k (less in the first k updates), and all workers see
+the same sequence of parameters. Communication and short delays hide behind k steps of computation;
+a worker that is always slow still sets the pace.
 
 Literature: AGD-k, Daily et al. 2016.
 """
@@ -19,7 +20,7 @@ __all__ = ["Delayed"]
 
 @dataclass(frozen=True)
 class Delayed(Policy):
-    """All W that are meant for an update, computed k updates before it.
+    """Take all W gradients meant for an update, computed k updates before it.
 
     >>> str(Delayed(2))
     'delayed:2'
@@ -36,11 +37,11 @@ class Delayed(Policy):
 
     @property
     def versions_kept(self) -> int:
-        """The newest and the k before it."""
+        """The newest version and the k before it."""
         return self.k + 1
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
-        """The first of the next k + 1 updates that it has not given to."""
+        """Return work for the first of the next k + 1 updates that lacks this worker."""
         for update in range(ledger.version + 1, ledger.version + self.k + 2):
             tally = ledger.tallies.get(update)
             if tally is None or worker not in tally.done:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the rules without a barrier have in common; not a rule itself.
 
-A worker that has reported goes on at once with the newest version, and gradients of any version
-count. The price is staleness, against which a rule may scale (`lr=inverse`: a gradient counts
-1/staleness, Zhang et al. 2015) or refuse (`bound=s`: more than s updates old is stale).
+A worker that has reported continues immediately with the newest version, and gradients of any
+version count. The price is staleness. A rule can scale stale gradients (`lr=inverse`: a gradient
+counts 1/staleness, Zhang et al. 2015) or refuse them (`bound=s`: more than s updates old).
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ LearningRate = Literal["constant", "inverse"]
 
 @dataclass(frozen=True)
 class Free(Policy):
-    """Nobody waits; any gradient counts."""
+    """Base class of the rules under which no worker waits and any gradient counts."""
 
     lr: LearningRate = field(default="constant", kw_only=True)
     bound: int | None = field(default=None, kw_only=True)
@@ -34,28 +34,28 @@ class Free(Policy):
 
     @property
     def keeps_all(self) -> bool:
-        """Without a bound, yes."""
+        """Whether there is no bound."""
         return self.bound is None
 
     def needed(self, ledger: Ledger) -> int:
-        """One gradient makes an update."""
+        """Return 1: each gradient makes an update."""
         del ledger
         return 1
 
     def is_due(self, ledger: Ledger) -> bool:
-        """As soon as enough are in, whoever gave them."""
+        """Return whether enough gradients have arrived, from any workers."""
         return len(ledger.next_tally.contributions) >= self.needed(ledger)
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
-        """The newest version, at once."""
+        """Return work at the newest version, without waiting."""
         del worker
         return Work(version=ledger.version, update=ledger.version + 1)
 
     def judge(self, ledger: Ledger, work: Work) -> Fate:
-        """Welcome, unless older than the bound."""
+        """Accept the gradient unless it is older than the bound."""
         is_stale = self.bound is not None and ledger.version - work.version > self.bound
         return Fate.STALE if is_stale else Fate.ACCEPTED
 
     def scale(self, staleness: int) -> float:
-        """1, or 1/staleness for a stale gradient where the rule says so."""
+        """Return 1/staleness for a stale gradient under `lr=inverse`, otherwise 1."""
         return 1.0 / max(1, staleness) if self.lr == "inverse" else 1.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""An update for every c gradients, from anyone, of any version.
+"""An update for every c gradients, from any workers, of any version.
 
-Nobody waits and nothing is dropped. Updates come c times more rarely than under `async`, so with W
-workers the mean staleness is (W - 1)/c. By default a gradient counts 1/staleness.
+No worker waits and no gradient is dropped. There are c times fewer updates than under `async`, so
+with W workers the mean staleness is (W - 1)/c. By default a gradient counts 1/staleness.
 
 Literature: SoftSync, Zhang et al. 2015 (their n-softsync has c = W/n).
 """
@@ -18,7 +18,7 @@ __all__ = ["SoftSync"]
 
 @dataclass(frozen=True)
 class SoftSync(Free):
-    """An update for every c gradients, stale ones kept.
+    """Make an update of every c gradients, including stale ones.
 
     >>> str(SoftSync(4)), str(SoftSync(4, lr="constant"))
     ('softsync:4', 'softsync:4,lr=constant')
@@ -37,6 +37,6 @@ class SoftSync(Free):
             raise SpecError(f"c must be >= 1, got {self.c}")
 
     def needed(self, ledger: Ledger) -> int:
-        """The c gradients."""
+        """Return c."""
         del ledger
         return self.c

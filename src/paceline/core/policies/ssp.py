@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stale synchronous parallel: asynchronous, but nobody runs far ahead.
+"""Stale synchronous parallel: asynchronous, but no worker runs far ahead.
 
-A worker that has finished more than s gradients more than the slowest starts nothing until that one
-has caught up. A short delay is absorbed, a worker that is always slow sets everybody's pace. A
-newcomer begins with the count of the slowest of those here, so that it is not owed the past.
+A worker that is more than s gradients ahead of the slowest waits until that one has caught up. This
+absorbs short delays; a worker that is always slow sets the pace of all. A worker that joins later
+starts with the count of the slowest member, so the others don't wait for it to catch up.
 
 Literature: Ho et al. 2013.
 """
@@ -20,7 +20,7 @@ __all__ = ["Ssp"]
 
 @dataclass(frozen=True)
 class Ssp(Free):
-    """Asynchronous, but nobody starts when more than s gradients ahead of the slowest.
+    """Apply every gradient, but keep workers at most s gradients ahead of the slowest.
 
     >>> str(Ssp(3))
     'ssp:3'
@@ -37,23 +37,23 @@ class Ssp(Free):
             raise SpecError(f"s must be >= 0, got {self.s}; use 0 for a full barrier")
 
     def fresh_memory(self, spec: RunSpec) -> dict[int, int]:
-        """How many gradients each member has finished, as the rule counts them."""
+        """Return the number of gradients that each member has finished, as the rule counts."""
         del spec
         return {}
 
     def welcome(self, ledger: Ledger, worker: int) -> None:
-        """Begin where the slowest is, and forget those who are gone."""
+        """Start the worker at the slowest member's count, and forget workers that are gone."""
         others = {w: count for w, count in ledger.memory.items() if w in ledger.members}
         others.pop(worker, None)
         ledger.memory = others | {worker: min(others.values(), default=0)}
 
     def observe(self, ledger: Ledger, worker: int, took_s: float, whole: bool) -> None:
-        """Count what it has finished."""
+        """Count the gradients that the worker has finished."""
         del took_s
         ledger.memory[worker] += whole
 
     def assign(self, ledger: Ledger, worker: int) -> Work | None:
-        """The newest version, unless it is too far ahead."""
+        """Return work at the newest version, unless the worker is too far ahead."""
         finished = ledger.memory
         slowest = min(finished[member] for member in ledger.members)
         if finished[worker] - slowest > self.s:

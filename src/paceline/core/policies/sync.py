@@ -2,9 +2,9 @@
 """Full synchronous training: every update waits for all W workers.
 
 The gradient of an update is the mean over all mini-batches at the same version, so the run equals
-one process with a W times larger batch. One slow worker slows everybody.
+one process with a W times larger batch. One slow worker slows down all others.
 
-Literature: synchronous SGD. Equal, event for event, to `backup:0` and `delayed:0`.
+Literature: synchronous SGD. `backup:0` and `delayed:0` decide the same, event for event.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["Sync"]
 
 @dataclass(frozen=True)
 class Sync(Policy):
-    """All W, one update.
+    """Take the gradients of all W workers.
 
     >>> str(Sync())
     'sync'
