@@ -28,7 +28,7 @@ class Origin:
     """The policy's memory as plain values; None: it has none."""
 
     samples: int = 0
-    """Samples in the updates that led there."""
+    """How many samples went into the updates up to `version`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Ledger:
     """How many updates were made."""
 
     samples: int = 0
-    """How many samples went into them."""
+    """How many samples went into these updates."""
 
     oldest: int = 0
     """The version that this part of the run started from; earlier ones don't exist any more."""
@@ -141,7 +141,7 @@ class Ledger:
         return self.spec.samples is not None and self.samples >= self.spec.samples
 
     def awaits_timer(self, timer: int) -> bool:
-        """Whether this timer is for the next update; one that is out of date is ignored."""
+        """Return whether this timer is for the next update; an outdated one has no effect."""
         return timer == self.timer and self.timer_runs
 
     def outstanding(self) -> int:
