@@ -15,6 +15,9 @@ from fakes import make_decider
 from paceline.core.decider import Decider
 from paceline.core.policy import Policy
 
+# As plugins, they serve several folders, and one fork server is enough for all of them.
+pytest_plugins = ["cli_fixtures", "data_fixtures", "run_fixtures"]
+
 OUR_CODE = (
     str(Path(__file__).parent),
     str(Path(__file__).parent.parent / "src"),

@@ -10,7 +10,7 @@ import pytest
 from paceline.lab.experiment import rebuild_report
 from paceline.lab.experiments import EXPERIMENTS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 DOCS = ROOT / "docs"
 

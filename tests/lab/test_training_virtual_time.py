@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Virtual time is true: trained by the trace of a real run, a model gets the weights of that run.
+"""Training in virtual time from the trace of a real run gives the weights of that run.
 
-The run is made on real processes with injected delays. The lab then computes the same gradients in
-this process, at the versions that the trace tells; in double precision, so that the order of sums
-is far below what any other difference would be.
+The run uses real processes with injected delays. The lab then computes the same gradients in this
+process, at the versions that the trace records. Both use double precision, so that the order of
+sums makes far less difference than any mistake would.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 -- the name that the field has for it
+from torch.nn import functional as F  # noqa: N812 -- the usual name
 
 from paceline.lab.models.normalization import BatchNorm
 from paceline.lab.problem import Draw, Problem
@@ -52,7 +52,7 @@ for x, y in loader:
 
 @dataclass(frozen=True)
 class Same(Problem):
-    """What the script trains."""
+    """The problem that the script trains."""
 
     batch: int = BATCH
     name: ClassVar[str] = "same"

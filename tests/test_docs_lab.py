@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "lab.md"
+from paceline.lab.threads import one_thread
+
+PAGE = Path(__file__).parents[1] / "docs" / "lab.md"
 
 
 def block(language):
@@ -18,7 +20,8 @@ def block(language):
 def test_example_trial_prints_what_the_page_shows(data_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "data").symlink_to(data_folder)
     monkeypatch.chdir(tmp_path)
-    exec(compile(block("python"), str(PAGE), "exec"), {"__name__": "page"})
+    with one_thread():
+        exec(compile(block("python"), str(PAGE), "exec"), {"__name__": "page"})
     printed, shown = capsys.readouterr().out.splitlines(), block("text").splitlines()
     assert len(printed) == len(shown) == 6
     for here, there in zip(printed, shown, strict=True):

@@ -5,6 +5,8 @@ import pytest
 
 from failures import LOOP, TRAINING
 
+pytestmark = pytest.mark.usefixtures("shared_forkserver")
+
 QUIET = "def trouble(run): pass\n"
 
 
@@ -35,7 +37,11 @@ def test_first_line_says_what_is_run(call, script, options, line):
     [
         (["-w", 1], ["--lr", "0.1"], ""),
         (["-w", 1], ["--seed=4", "--slow", "1s", "--seed", "3"], "--seed and --slow"),
-        (["-w", 1], ["--workers", "8"], ""),  # who has given it before the script knows
+        (
+            ["-w", 1],
+            ["--workers", "8"],
+            "",
+        ),  # -w was given before the script
         (["-w", 1], ["-p", "--no-restart"], "-p and --no-restart"),
     ],
 )

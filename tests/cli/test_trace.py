@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`paceline trace show` and `paceline trace check`, also of a run that is still going on."""
+
+from pathlib import Path
+from shlex import split
+
+import msgspec
+import pytest
+
+from cli_fixtures import SMALL, Call, Simulate, one_line
+from paceline.cli.trace import check, show
+from paceline.errors import TraceError
+from paceline.run.launch.run_folder import is_locked, lock
+from paceline.trace.schema import Gradient, Restored, Trace, Update, write_trace
+
+RULES = ["sync", "backup:1", "batchsync:4", "deadline", "async", "softsync:2", "ssp:1", "delayed:1"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_saved_trace_is_consistent(rule: str, call: Call) -> None:
+    assert call("simulate", *SMALL, "-p", rule, "--save", "run.jsonl").code == 0
+    answer = call("trace", "check", "run.jsonl")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"run.jsonl is consistent: sim of {rule}, 3 workers, 20 updates in " in answer.words
+    assert " accepted" in answer.out
+
+
+def test_trace_check_json_equals_the_summary_of_simulate(call: Call) -> None:
+    result = call("simulate", *SMALL, "-p", "backup:1", "--save", "run.jsonl", "--json")
+    assert call("trace", "check", "run.jsonl", "--json").json == result.json[0]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_truncated_trace_is_refused_with_its_line(call: Call) -> None:
+    whole = Path("run.jsonl").read_bytes()
+    Path("run.jsonl").write_bytes(whole[:-10])
+    last = len(whole.splitlines())
+    assert f"run.jsonl:{last}:" in one_line(call("trace", "check", "run.jsonl"), 3)
+
+
+def test_inconsistent_trace_is_refused_with_its_line(recorded: Trace, call: Call) -> None:
+    index = next(i for i, r in enumerate(recorded.records) if isinstance(r, Update))
+    recorded.records[index] = msgspec.structs.replace(recorded.records[index], wanted=3)
+    write_trace(recorded, "run.jsonl")
+    assert f"run.jsonl:{index + 2}:" in one_line(call("trace", "check", "run.jsonl"), 3)
+
+
+def test_trace_with_a_negative_computation_time_is_refused(recorded: Trace, call: Call) -> None:
+    index = next(i for i, r in enumerate(recorded.records) if isinstance(r, Gradient))
+    recorded.records[index] = msgspec.structs.replace(recorded.records[index], compute_s=-1.0)
+    write_trace(recorded, "run.jsonl")
+    assert f"run.jsonl:{index + 2}:" in one_line(call("trace", "check", "run.jsonl"), 3)
+
+
+def test_run_folder_can_be_given_instead_of_its_trace(
+    simulated: Simulate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated("sync", steps=10)  # too short for planning, which would take time
+    show(tmp_path / "trace.jsonl")
+    by_file = capsys.readouterr().out
+    show(tmp_path)
+    assert capsys.readouterr().out == by_file
+    check(tmp_path, as_json=False)
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/trace.jsonl is consistent: sim of sync,")
+
+
+def test_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"trace\.jsonl"):
+        show(tmp_path)
+
+
+def test_check_says_which_updates_were_lost(
+    simulated: Simulate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = simulated("sync", "50ms", 2, 5)
+    *records, end = trace.records
+    restored = Restored(end.t, 3, trace.header, turns={0: 3, 1: 3})
+    resumed = msgspec.structs.replace(restored, resumed=True)
+    write_trace(Trace(trace.header, [*records, restored, resumed]), tmp_path / "trace.jsonl")
+    check(tmp_path, as_json=False)
+    out = capsys.readouterr().out
+    assert "is consistent so far (the trace breaks off)" in out
+    assert (
+        "3 updates in 250 ms; the run was resumed 1 x, nothing lost; "
+        "the server was restored 1 x, updates 4-5 lost; gradients: 6 accepted, 4 lost." in out
+    )
+
+
+# ---- wrong input ----
+
+WRONG = {
+    "a missing trace to check": ("trace check missing", 3, "missing"),
+    "an empty trace to check": ("trace check empty", 3, "empty"),
+    "a directory to check": ("trace check .", 3, "directory"),
+    "text instead of a trace to check": ("trace check words", 3, "words:1"),
+    "binary garbage to check": ("trace check garbage", 3, "garbage:1"),
+    "a trace to check with only a header": ("trace check header", 3, "header"),
+}
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_input_gives_one_line_and_an_exit_code(
+    wrong: str, call: Call, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    words, code, named = WRONG[wrong]
+    assert named in one_line(call(*split(words)), code)
+    assert sorted(tmp_path.iterdir()) == before  # nothing was written
+
+
+# ---- a run that is still going on ----
+
+
+@pytest.fixture
+def half(simulated: Simulate, tmp_path: Path) -> Path:
+    """Return a trace with ten of twenty updates and half of the next line."""
+    trace = simulated("sync", "50ms + exp:5ms", 2, 20)
+    tenth = next(i for i, r in enumerate(trace.records, 1) if getattr(r, "update", 0) == 10)
+    path = tmp_path / "trace.jsonl"
+    write_trace(Trace(trace.header, trace.records[:tenth]), path)
+    with path.open("ab") as file:
+        file.write(b'{"type":"gradient","t":')
+    return path
+
+
+def test_running_run_is_described_so_far(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with lock(half.parent):
+        show(half.parent)
+        check(half, as_json=False)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "; still running at update 10 of 20." in words
+    assert f"{half} is consistent so far (still running): " in words
+    with pytest.raises(TraceError, match="truncated"):  # nobody is writing it
+        show(half)
+
+
+def test_running_run_may_be_in_the_middle_of_an_event(
+    half: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = half.read_bytes().splitlines(keepends=True)[:-1]
+    half.write_bytes(b"".join(lines[:-1]))  # without the update that the gradients complete
+    with lock(half.parent):
+        check(half, as_json=False)
+    assert "is consistent so far (still running): " in capsys.readouterr().out
+    with pytest.raises(TraceError, match="ends before the record"):
+        check(half, as_json=False)
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["header", "one joined"])
+def test_run_that_just_started_has_no_update_yet(
+    count: int, half: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half.write_bytes(b"".join(half.read_bytes().splitlines(keepends=True)[:count]))
+    with lock(half.parent):
+        show(half)
+        check(half, as_json=False)
+    words = capsys.readouterr().out
+    assert words.startswith("The run is still running and has made no updates yet.\n")
+    assert words.endswith("is consistent so far (still running): no update yet.\n")
+
+
+def test_reading_a_run_does_not_lock_it(half: Path) -> None:
+    with lock(half.parent):
+        assert is_locked(half.parent)
+    assert not is_locked(half.parent)
+    with lock(half.parent):
+        assert is_locked(half.parent)
+    assert not is_locked(half.parent / "nowhere")
