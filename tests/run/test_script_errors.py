@@ -138,7 +138,7 @@ keep(run, message=message, weights=[p.detach().clone() for p in model.parameters
 
 TRIED = {
     "optimizer.step(lambda: loss_of(0, 0))": "optimizer.step() takes no closure in a run",
-    "optimizer.add_param_group({'params': []})": "add all parameter groups before",
+    "optimizer.add_param_group({'params': []})": "parameter groups can't be added during a run",
     "model.load_state_dict(model.state_dict())": "load weights before run.prepare()",
     "model[0].load_state_dict(model[2].state_dict())": "load weights before run.prepare()",
     "run.prepare(model, optimizer)": "run.prepare() was called twice; pass everything in one",

@@ -108,7 +108,8 @@ for x in cycle(loader):
     ran = launch(source, workers=1, steps=4)
     assert ran.code == 2
     assert (
-        ": the run has ended, so its loaders are empty; leave the loop if run.finished" in ran.err
+        ": the run has ended, so its loaders are empty; leave your loop when run.finished is true"
+        in ran.err
     )
 
 

@@ -3,9 +3,9 @@
 
 Every process of a run executes the same script. In a worker, `prepare` joins the run and the script
 continues. In the server, `prepare` never returns: it takes the models, optimizers and schedulers,
-serves the run to its end, and exits. So the server can step an optimizer of any class, the script's
-own included, without anyone sending it there. A script that you start by hand, with plain `python`,
-trains alone as a run of one worker.
+serves the run to its end, and exits. So the server can step an optimizer of any class, even one
+that the script defines, and no optimizer has to be sent to it. A script that you start by hand,
+with plain `python`, trains alone as a run of one worker.
 """
 
 import random
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is worker 0, which does what only one worker should do, such as printing."""
+        """Whether this is worker 0; use it for what only one worker should do, such as printing."""
         return self.worker == 0
 
     @overload
@@ -244,7 +244,7 @@ class WorkerRun(Run):
 
 
 def _seed_apart(worker: int) -> None:
-    """Give each worker random numbers of its own, though the script seeds all processes alike.
+    """Give each worker different random numbers, although the script seeds all processes alike.
 
     Otherwise dropout and random augmentation would be the same in every worker.
     """

@@ -96,7 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         parse_every(self.checkpoint_every)
 
     def with_absolute_paths(self) -> "Settings":
-        """Return settings with absolute paths; raise SpecError if script or folder don't exist."""
+        """Return settings with absolute paths; raise SpecError if a path doesn't exist."""
         script, folder = Path(self.script), Path(self.folder or ".")
         if not script.is_file():
             raise SpecError(f"there is no script {script}")
@@ -127,7 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
-        """Read what `write` wrote; raise SpecError, which names the file, if it is bad."""
+        """Read what `write` wrote; raise SpecError with the file's name if it is invalid."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as error:

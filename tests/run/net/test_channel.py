@@ -186,7 +186,7 @@ def test_descriptors_travel_with_their_messages(unix):
         fd = ours.take_fd()
         assert os.pread(fd, 1, 0) == b"%d" % i
         os.close(fd)
-    with pytest.raises(ProtocolError, match="without the memory that belongs to it"):
+    with pytest.raises(ProtocolError, match="expected shared memory with a message"):
         ours.take_fd()
 
 
@@ -194,7 +194,7 @@ def test_descriptors_of_an_unauthenticated_client_are_closed(unix):
     ours, theirs = unix
     before = open_fds()
     theirs.send(messages.AbandonReport(1, 0.0), *[theirs.fileno()] * 4)
-    with pytest.raises(ProtocolError, match="more memory arrived than belongs to any message"):
+    with pytest.raises(ProtocolError, match="got more shared memory than any message needs"):
         ours.receive()
     ours.close()
     assert open_fds() < before
@@ -207,7 +207,7 @@ def test_worker_cannot_pile_up_descriptors(unix):
     for _ in range(2):
         theirs.send(messages.AbandonReport(1, 0.0), *[theirs.fileno()] * 4)
     ours.receive()
-    with pytest.raises(ProtocolError, match="more memory arrived than belongs to any message"):
+    with pytest.raises(ProtocolError, match="got more shared memory than any message needs"):
         ours.receive()
     ours.close()
     assert open_fds() < before

@@ -130,7 +130,7 @@ def test_worker_detects_a_server_with_another_token(listener, address, refusals)
         connecting = pool.submit(connect, address, new_token())
         while not connecting.done():
             poll(listener)
-    with pytest.raises(ProtocolError, match=f"the server at {address} has another token"):
+    with pytest.raises(ProtocolError, match=f"the server at {address} has a different token"):
         connecting.result()
     assert refusals == []  # the worker hung up before its proof
 
@@ -174,11 +174,11 @@ def test_server_cannot_be_made_to_answer_its_own_challenge(listener, connect_cli
     [
         (
             messages.Hello(messages.PROTOCOL + 1, bytes(32)),
-            "protocol versions differ: the client speaks 3, the run 2",
+            "expected version 2 of the protocol, got 3; ",
         ),
         (
             messages.Hello(0, bytes(32)),
-            "protocol versions differ: the client speaks 0, the run 2",
+            "expected version 2 of the protocol, got 0; ",
         ),
         (messages.Proof(bytes(32)), "Proof was sent before Hello"),
         (
@@ -265,7 +265,7 @@ def test_client_that_hangs_up_during_the_handshake_is_forgotten(listener, connec
     ("answer", "error", "what"),
     [
         (messages.Refused("closed"), ProtocolError, "refused the connection: closed"),
-        (messages.Challenge(bytes(32), bytes(32)), ProtocolError, "has another token"),
+        (messages.Challenge(bytes(32), bytes(32)), ProtocolError, "has a different token"),
         (messages.CancelTurn(1), ProtocolError, "expected a challenge from "),
         (messages.AbandonReport(1, 0.5), ProtocolError, "expected a message from the server"),
         (messages.Refused("x" * STRANGER_LIMIT), ProtocolError, "a frame must have 1 to 256 bytes"),

@@ -36,7 +36,7 @@ def test_worker_can_connect_before_the_server_waits(network):
 
 def test_worker_cannot_connect_after_the_server_has_shut_down(network):
     network.shut_down()
-    with pytest.raises(PeerLost, match="no server"):
+    with pytest.raises(PeerLost, match="the server has shut down"):
         network.connect()
 
 

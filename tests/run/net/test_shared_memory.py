@@ -177,7 +177,7 @@ def test_slot_that_does_not_fit_into_memory_is_refused(connected, monkeypatch):
 @pytest.mark.parametrize("message", [messages.SlotShared(), messages.BufferShared(0)])
 def test_shared_message_without_a_descriptor_breaks_the_protocol(connected, message):
     connected.server_channel.send(message)
-    with pytest.raises(ProtocolError, match="without the memory that belongs to it"):
+    with pytest.raises(ProtocolError, match="expected shared memory with a message"):
         connected.worker.receive()
 
 

@@ -36,7 +36,7 @@ STRANGERS = {
     "proves itself before hello": ([messages.Proof(bytes(32))], "Proof was sent before Hello"),
     "speaks a newer protocol": (
         [messages.Hello(99, bytes(32))],
-        "protocol versions differ: the client speaks 99, the run ",
+        "expected version 2 of the protocol, got 99; ",
     ),
     "has a nonce that is too short": ([framed(b"\x93\x01\x01\xc4\x01x")], FROM_A_CLIENT),
 }
@@ -71,7 +71,7 @@ def test_unauthenticated_client_cannot_fill_the_server_with_descriptors(unharmed
     def intrude(harness):
         client = harness.connect(token=None)
         reason = client.send(b"\xff\x00\x00\x00", fds=(0, 0, 0, 0)).wait_closed()
-        assert reason == "more memory arrived than belongs to any message"
+        assert reason == "got more shared memory than any message needs"
 
     unharmed(intrude)
 
@@ -219,7 +219,7 @@ JOINED = {
     ),
     "uploads a state without memory": (
         lambda peer, assignment: messages.StateUpload(0, b"\x80"),
-        "a message arrived without the memory that belongs to it",
+        "expected shared memory with a message, got none",
     ),
 }
 

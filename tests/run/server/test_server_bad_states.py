@@ -80,7 +80,10 @@ STATES = {
     ),
     "that is not a tree": (lambda: (b"\xc1", memory()), "expected a state: "),
     "that is too deep": (lambda: (b"\x91" * 100_000, memory()), "expected a state: "),
-    "that is not a state": (lambda: pack([1, 2], "test"), "expected the state of an optimizer"),
+    "that is not a state": (
+        lambda: pack([1, 2], "test"),
+        "expected the state_dict() of an optimizer",
+    ),
     "of another optimizer": (
         lambda: pack({"state": {}, "param_groups": []}, "test"),
         "the optimizer cannot load this state: ",

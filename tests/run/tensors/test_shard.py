@@ -391,9 +391,9 @@ def test_slot_of_a_worker_that_left_is_freed_with_its_update(workers, is_release
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        (None, "expected the state of an optimizer"),
-        ([], "expected the state of an optimizer"),
-        ({"state": {}}, "expected the state of an optimizer"),
+        (None, r"expected the state_dict\(\) of an optimizer"),
+        ([], r"expected the state_dict\(\) of an optimizer"),
+        ({"state": {}}, r"expected the state_dict\(\) of an optimizer"),
         ({"state": {}, "param_groups": []}, "cannot load this state: "),
         ({"state": {}, "param_groups": 3}, "cannot load this state: "),
         ({"state": {}, "param_groups": [3]}, "cannot load this state: "),

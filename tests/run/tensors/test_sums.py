@@ -252,7 +252,7 @@ def test_weights_that_do_not_fit_what_was_added_are_an_internal_error(added, wei
         total.give(worker, worker, make_slot(layout, [1.0] * SIZE), samples)
     for worker in added:
         total.add_worker(worker)
-    with pytest.raises(InternalError, match="don't fit the samples and scales accepted"):
+    with pytest.raises(InternalError, match="don't match the samples and scales"):
         total.average(weights)
 
 
@@ -373,5 +373,5 @@ def test_weights_that_are_not_by_samples_are_an_internal_error():
         pending.give(gradient)
     right = decide(1, given)
     wrong = ApplyUpdate(1, right.contributions, (0.5, 0.5), right.scales, right.wanted)
-    with pytest.raises(InternalError, match="don't fit the samples and scales accepted"):
+    with pytest.raises(InternalError, match="don't match the samples and scales"):
         pending.average(wrong)

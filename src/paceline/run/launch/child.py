@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The life of a forked process of a run: take on its identity, execute the script, exit.
+"""The life of a forked process of a run: adopt its identity, execute the script, exit.
 
 The fork server has already loaded torch. This module must not import torch, because the launcher
-imports it and starts fast only without torch.
+imports this module and must start fast.
 """
 
 import atexit
@@ -154,7 +154,7 @@ def set_process_name(name: str) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the system kill this process when its parent, the fork server, exits."""
+    """Have the OS kill this process when its parent, the fork server, exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has already exited
         os._exit(PacelineError.exit_code)

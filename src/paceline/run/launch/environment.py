@@ -34,7 +34,7 @@ class Identity:
     worker: int | None  # None: it is the server
 
     def token(self) -> str:
-        """Read the secret of the run; raise SpecError if there is none."""
+        """Read the token of the run; raise SpecError if it can't be read."""
         try:
             token = self.token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:

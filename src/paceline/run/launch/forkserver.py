@@ -8,9 +8,9 @@ Theory of operation
                                     <-    Forked(pid), or NotForked(reason)
                                     <-    ChildExited(pid, code)       at any time
 
-    An unnamed pair of sockets connects the two; there is no file, folder or third process. When the
-    launcher exits, for whatever reason, the fork server sees the connection close and exits too,
-    and the system kills every process that was forked from it.
+    An unnamed pair of sockets connects the two, without a file, folder or third process. When the
+    launcher exits, for whatever reason, the fork server sees the connection close and exits, too,
+    and the OS kills every process that was forked from it.
 """
 
 import ast
@@ -92,7 +92,7 @@ class ForkServer:
     """The launcher's side. The process starts when it is first needed, and serves many runs."""
 
     def __init__(self, script: Path | None = None) -> None:
-        """Prepare to fork processes; import what `script` imports once, and not in each of them."""
+        """Prepare to fork processes; import the modules of `script` once instead of in each."""
         self._also = [] if script is None else modules_of(script)
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Channel[Any] | None = None
@@ -147,7 +147,7 @@ class ForkServer:
     def fork(self, task: Task, pipes: ChildPipes) -> int:
         """Fork a process that does this task and writes to these pipes; return its pid.
 
-        Raises PacelineError if the system can't create one, PeerLost if the fork server is gone.
+        Raises PacelineError if the OS can't create one, PeerLost if the fork server is gone.
         """
         assert self._is_ready
         self._send(task, pipes)
@@ -162,7 +162,7 @@ class ForkServer:
             self._exited.append(answer)
 
     def take_exited(self) -> list[ChildExited]:
-        """Return who exited since the last call; raise PeerLost if the fork server has."""
+        """Return the children that exited since the last call; raise PeerLost if it is gone."""
         assert self._link is not None
         while self._link.wait_readable(0.0):
             self._exited.append(self._receive())

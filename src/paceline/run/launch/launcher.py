@@ -2,7 +2,7 @@
 """Run a script on this machine: start its server and workers, restart them, end cleanly.
 
 Processes are forked from a fork server that has torch loaded already. A worker that dies is
-restarted, and so is a server that was killed, until several restarts in a row bring no progress. If
+restarted, and so is a server that was killed, until several restarts in a row make no progress. If
 all workers fail in the same way, restarting won't help, and the run ends.
 """
 
@@ -36,7 +36,7 @@ __all__ = ["Launcher"]
 
 GRACE_S = 10.0  # for a worker to exit after the server, and for all to exit after a kill
 READY_S = 1.0  # for a server to start serving when all workers have already failed
-TICK_S = 0.2  # between looks at what sends no event
+TICK_S = 0.2  # between checks of what sends no event
 
 
 class Launcher:
@@ -55,8 +55,10 @@ class Launcher:
         self._workers: list[Child] = []
         self._unavailable: dict[int, str] = {}  # workers that won't be restarted, and why
         self._unreported: set[int] = set()  # those of them that the server doesn't know about
-        self._completed: set[int] = set()  # workers whose scripts ended, which may be worth a line
-        self._is_ending = False  # nothing is restarted any more
+        self._completed: set[int] = (
+            set()
+        )  # workers whose scripts ended; a line may be printed for them
+        self._is_ending = False  # nothing is restarted from now on
         self._has_given_up = False  # all workers are gone before the end
         self._stop_server_at: float | None = None  # not None iff no worker is left to serve
         self._is_server_stopped = False  # it was sent SIGTERM
@@ -186,7 +188,7 @@ class Launcher:
         self._stop_restarting()
         if self._is_server_lost_late and not self._signals.count:
             return  # the workers know of the end, and exit by themselves
-        # Workers that are left were stopped or have lost the server: don't wait long for them.
+        # The remaining workers were stopped or have lost the server: don't wait long for them.
         self._kill_at = monotonic() + (GRACE_S if server.code == 0 else 1.0)
 
     def _on_stop_signal(self) -> None:
@@ -238,7 +240,7 @@ class Launcher:
         self._end_if_no_worker_is_left()
 
     def _start_child(self, child: Child) -> None:
-        if child is self._server:  # a new server knows nothing of what the last one was told
+        if child is self._server:  # what was reported to the last server is lost
             self._unreported = set(self._unavailable)
             self._stop_server_at, self._is_server_stopped = None, False
             self._monitor.on_server_start()
@@ -251,7 +253,7 @@ class Launcher:
                 child.start_at = None
 
     def _mark_unavailable(self, child: Child, reason: str) -> None:
-        """Remember that a worker won't be restarted, so the run doesn't wait for it to join."""
+        """Remember that a worker won't be restarted, so that the run doesn't wait for it."""
         if child.who.worker is not None:
             self._unavailable[child.who.worker] = reason
             self._unreported.add(child.who.worker)
@@ -263,7 +265,7 @@ class Launcher:
                 self._unreported.clear()
 
     def _say_early_ends(self) -> None:
-        """Say whose scripts ended before the run did, unless that ends the run."""
+        """Print which workers' scripts ended before the run did, unless that ends the run."""
         if self._is_any_worker_running or self._monitor.is_finished:
             early = self._completed & self._monitor.left.keys()
             self._completed -= early

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the launcher knows about its run, from its connection to the server.
 
-The launcher connects like a worker does and asks for the progress of the run with `Watch`. It has
-always one request open, which the server answers with `RunProgress` when there is news. Nothing
-here waits for the server, except `refresh` and `drain`, which wait a moment.
+The launcher connects as a worker does and asks for the progress of the run with `Watch`. It always
+has one request open, which the server answers with `RunProgress` when there is news. Only
+`connect`, `refresh` and `on_server_exit` may wait for the server, for about a second at most.
 
-What is known stays known when the server dies. The next server counts from its own start, so what
-the earlier ones reported is kept as the base of its numbers.
+When the server dies, the monitor keeps what it knows. The next server counts from its own start, so
+the monitor adds what earlier servers reported to its numbers.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ from paceline.trace.schema import FINISHED
 
 __all__ = ["End", "RunMonitor"]
 
-CONNECT_S = 1.0  # for the system to connect; only a server that is flooded takes long
+CONNECT_S = 1.0  # for the OS to connect; takes long only if the server is flooded
 RETRY_S = 0.05  # between attempts to connect
 REFRESH_S = 1.0  # for a server to answer; one that is busy may take longer
 DRAIN_S = 1.0  # for the connection to close when the server has exited
@@ -52,7 +52,7 @@ class RunMonitor:
         self.accepted: Counter[int] = Counter()  # gradients, by worker
         self.version = 0  # the highest that was ever reached
         self.left: dict[int, int] = {}  # workers that left before the end, and at which version
-        self.is_deserted = False  # whether no worker was here when the run was stopped
+        self.is_deserted = False  # whether every worker had left when the run was stopped
         self.is_over = False  # whether the last update is made, or the run was stopped
         self.end: End | None = None  # not None iff the server has written everything
         self.is_serving = False  # whether the current server has answered
@@ -130,7 +130,7 @@ class RunMonitor:
     def refresh(self) -> None:
         """Wait until the server has answered, so that everything before is known.
 
-        A server that hasn't answered the last time is busy, and isn't waited for again.
+        A server that didn't answer the last time is busy; don't wait for it again.
         """
         if self._channel is None or self._authenticator is not None or self.is_over:
             return

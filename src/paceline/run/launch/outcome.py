@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The exit code of a run that nobody interrupted, and the reason for it."""
+"""The exit code of a run that wasn't interrupted, and the reason for it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 def outcome(
     settings: Settings, server: Child, workers: Sequence[Child], monitor: RunMonitor
 ) -> Outcome:
-    """Return the exit code of a run that nobody interrupted, and why."""
+    """Return the exit code of a run that wasn't interrupted, and the reason."""
     code, end = _failure_code(server, workers), monitor.end
     if code:
         return Outcome(code, _failed_despite_goal(workers, code) if monitor.is_finished else "")

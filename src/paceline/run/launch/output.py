@@ -4,8 +4,8 @@
 A process has three pipes: standard output, standard error, and one for the exception that ended its
 script. The same failure is shown once, however many workers have it.
 
-A progress bar, which is a line that keeps being overwritten, is shown every few seconds and once it
-is complete. The file has each state of it on a line of its own.
+A progress bar, which is a line that keeps being overwritten, is shown every few seconds and when it
+is complete. In the file, each of its states is a separate line.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The processes of a run on this machine: start them, learn of their exits, kill them.
+"""The processes of a run on this machine: start them, notice when they exit, kill them.
 
 The launcher decides which process is started, and when.
 """
@@ -56,7 +56,7 @@ class Processes:
         return bool(self._running)
 
     def start(self, child: Child) -> None:
-        """Start a process; raise PacelineError if the system can't create one."""
+        """Start a process; raise PacelineError if the OS can't create one."""
         settings = self._settings
         task = Task(
             variables=variables(child.who),
@@ -108,7 +108,7 @@ class Processes:
                 self._output.say(f"{child.name} was still running and was killed")
 
     def forget(self) -> None:
-        """Forget all processes, because the system killed them."""
+        """Forget all processes, because the OS killed them."""
         self._running.clear()
 
 

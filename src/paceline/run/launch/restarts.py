@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""When to restart a process that died: after growing pauses, and not without end."""
+"""When to restart a process that died: after growing pauses, and a limited number of times."""
 
 __all__ = ["ATTEMPTS_MAX", "RestartBackoff"]
 

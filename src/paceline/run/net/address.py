@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Addresses of a run, and the sockets behind them.
 
-An address is "unix:/path", "unix:@name" (an abstract socket: no file, gone with its process) or
-"tcp:host:port". Nothing here knows what is sent.
+An address is "unix:/path", "unix:@name" (an abstract socket, which has no file and disappears with
+its process) or "tcp:host:port".
 """
 
 import socket
@@ -32,7 +32,7 @@ def listen(address: str) -> socket.socket:
 
 
 def accept(listening: socket.socket) -> socket.socket | None:
-    """Return the next incoming connection, non-blocking; None if there is none after all."""
+    """Return the next incoming connection, non-blocking; None if the client has given up."""
     with suppress(OSError):
         sock, _ = listening.accept()
         sock.setblocking(False)
@@ -42,9 +42,9 @@ def accept(listening: socket.socket) -> socket.socket | None:
 
 
 def dial(address: str, timeout_s: float | None = None) -> socket.socket:
-    """Connect to the address; raises PeerLost if nobody listens there.
+    """Connect to the address; raises PeerLost if no server listens there.
 
-    The timeout, if any, stays in force for everything that is done with the socket later.
+    The timeout, if any, also applies to everything that is done with the socket later.
     """
     family, target = _parse(address)
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One end of a control connection: typed messages over a socket.
 
-On a blocking socket (a worker's), `send` waits until the message is on its way. On a non-blocking
-one (the server's), `send` never waits: what the socket doesn't take at once goes into a bounded
-outbox, which `flush` empties when the socket is writable again. So a peer that is slow to read
-costs a little memory, and only one that stops reading altogether is given up.
+On a blocking socket (a worker's), `send` waits until the socket has taken the message. On a
+non-blocking one (the server's), `send` never waits: what the socket doesn't take immediately goes
+into a bounded outbox, which `flush` empties when the socket is writable again. So a peer that reads
+slowly costs a little memory, and only one that stops reading counts as lost.
 
-File descriptors can travel with a message over a Unix socket. Only the shared-memory transport and
+File descriptors can be sent with a message over a Unix socket. Only the shared-memory transport and
 the fork server use that.
 """
 
@@ -41,7 +41,7 @@ class _Unsent(NamedTuple):
     """The rest of a message that the socket didn't take, and the descriptors that go with it."""
 
     data: memoryview  # not bytes: a long message is sent in many pieces, without copying the rest
-    fds: list[int]  # duplicates, ours to close
+    fds: list[int]  # duplicates, which the channel closes
 
 
 class Channel(Generic[T]):
@@ -70,7 +70,7 @@ class Channel(Generic[T]):
 
     @property
     def peer_pid(self) -> int | None:
-        """The process at the other end, if it is on this host and the OS tells."""
+        """The process at the other end, if it is on this host and the OS knows it."""
         with suppress(OSError):
             credentials = self._sock.getsockopt(
                 socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
@@ -89,7 +89,7 @@ class Channel(Generic[T]):
     def send(self, message: object, *fds: int) -> None:
         """Send a message; raises PeerLost if the peer is gone or has stopped reading.
 
-        The descriptors stay the caller's to close.
+        The caller closes the descriptors.
         """
         if fds and not self.is_local:
             raise InternalError("descriptors can be sent over Unix sockets only")
@@ -170,9 +170,9 @@ class Channel(Generic[T]):
         return bool(poll.poll(timeout_s * 1000))
 
     def take_fd(self) -> int:
-        """Return the next descriptor that arrived; it is the caller's to close."""
+        """Return the next descriptor that arrived; the caller closes it."""
         if not self._fds:
-            raise ProtocolError("a message arrived without the memory that belongs to it")
+            raise ProtocolError("expected shared memory with a message, got none")
         return self._fds.popleft()
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class Channel(Generic[T]):
             else:
                 data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
-            if self._broken_by:  # and everything that it had sent before was received
+            if self._broken_by:  # everything that the peer sent before has been received
                 raise PeerLost(self._broken_by) from None
             return
         except ConnectionResetError:
@@ -211,7 +211,7 @@ class Channel(Generic[T]):
                 count = len(data) // _FD.size
                 self._fds.extend(fd for (fd,) in _FD.iter_unpack(data[: count * _FD.size]))
         if len(self._fds) > self._fds_max:
-            raise ProtocolError("more memory arrived than belongs to any message")
+            raise ProtocolError("got more shared memory than any message needs")
 
 
 def _duplicates(fds: tuple[int, ...]) -> list[int]:

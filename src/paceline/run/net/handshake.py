@@ -46,7 +46,8 @@ class Challenger:
         """Return the server's proof and nonce; raises ProtocolError."""
         if hello.protocol != PROTOCOL:
             raise ProtocolError(
-                f"protocol versions differ: the client speaks {hello.protocol}, the run {PROTOCOL}"
+                f"expected version {PROTOCOL} of the protocol, got {hello.protocol}; use the same "
+                "release of Paceline in all processes"
             )
         if self._client_nonce is not None:
             raise ProtocolError("Hello was sent twice")
@@ -85,15 +86,15 @@ class Authenticator:
             raise ProtocolError(f"expected a challenge from {self._address}, got {challenge!r}")
         expected = _proof(self._token, b"server", self._nonce, challenge.nonce)
         if not hmac.compare_digest(expected, challenge.proof):
-            raise ProtocolError(f"the server at {self._address} has another token")
+            raise ProtocolError(f"the server at {self._address} has a different token")
         return Proof(_proof(self._token, b"worker", self._nonce, challenge.nonce))
 
 
 def connect(address: str, token: str, timeout_s: float | None = None) -> Channel[FromServer]:
     """Connect to the server and authenticate both sides; raises PeerLost if it isn't there.
 
-    Raises ProtocolError if the server refuses us or doesn't know the token. With a timeout, a
-    server that doesn't answer in time, now or later, counts as lost.
+    Raises ProtocolError if the server refuses us or doesn't know the token. The timeout applies to
+    the handshake and to all later messages: a server that doesn't answer in time counts as lost.
     """
     channel = Channel(dial(address, timeout_s), decode_server, STRANGER_LIMIT)
     try:

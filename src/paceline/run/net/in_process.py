@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The transport inside one process: messages in queues, tensors in plain memory.
 
-For tests and simulations of the real server and the real worker: no sockets, no descriptors, and
-nothing that depends on the OS. Messages are encoded and validated as on a socket, so that a
-message that can't travel fails here, too. `InProcessNetwork` takes the place of the listener: the
+Use it in tests and simulations of the real server and the real worker: it has no sockets or
+descriptors, and nothing depends on the OS. Messages are encoded and validated as on a socket, so a
+message that can't be sent over one fails here, too. `InProcessNetwork` replaces the listener: the
 server waits on it, workers connect to it, and the two may be in different threads.
 
-What would travel as memory (slots, buffers, states) is attached to its message, so it can't arrive
-later than the message that needs it.
+Memory that another transport would share (slots, buffers, states) is attached to the message that
+needs it, so it can't arrive later than that message.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class _Memory:
-    """Plain memory in which a layout can be seen as tensors."""
+    """Plain memory that a layout can view as tensors."""
 
     def __init__(self, size: int) -> None:
         self._bytes = bytearray(size)
@@ -103,11 +103,11 @@ class _Queue(Generic[T]):
         self._bodies: deque[tuple[bytes, Any]] = deque()
         self._bytes = 0
         self.on_attached = on_attached
-        """Called with what is attached to a message, just before the message is returned."""
+        """Called with a message's attachment, just before the message is returned."""
         self.is_closed = False
 
     def put(self, message: object, attachment: Any = None, limit: int | None = None) -> None:
-        """Send a message; above `limit` unread bytes, the peer counts as lost."""
+        """Send a message; raises PeerLost if more than `limit` bytes are unread."""
         body = encode(message)
         with self._changed:
             if self.is_closed:
@@ -164,7 +164,7 @@ class InProcessPeer:
         self._state = attachment
 
     def has_news(self) -> bool:
-        """Return whether there is a message, or the end of the connection, to receive."""
+        """Return whether a message has arrived or the connection was closed."""
         return self._inbox.has_news()
 
     def receive_nowait(self) -> Iterator[FromWorker]:
@@ -252,7 +252,7 @@ class InProcessWorker:
     def open_slot(self) -> OpenedSlot:
         """Return the memory that came with the welcome."""
         if self._opened is None:
-            raise ProtocolError("the server gave no slot with its welcome")
+            raise ProtocolError("expected a slot with the server's welcome, got none")
         return self._opened
 
     def fetch(self, message: Assignment | RunEnded) -> Views:
@@ -300,7 +300,7 @@ class InProcessNetwork:
         to_worker: _Queue[FromServer] = _Queue(self._changed, decode_server)
         with self._changed:
             if self._is_shut_down:
-                raise PeerLost("no server: it has shut down")
+                raise PeerLost("the server has shut down")
             self._peers.append(InProcessPeer(to_server, to_worker, self._store))
         return InProcessWorker(to_worker, to_server)
 
@@ -311,7 +311,7 @@ class InProcessNetwork:
             return [peer for peer in self._peers if peer.has_news()]
 
     def close(self, peer: InProcessPeer, reason: str = "") -> None:
-        """End a connection; with a reason, send it first."""
+        """Close a connection; if there is a reason, send it first."""
         if reason:
             with suppress(PeerLost):
                 peer.send(Refused(reason))
@@ -330,12 +330,12 @@ class InProcessNetwork:
 
 def _state_in(attached: _SentState | None) -> Any:
     if attached is None:
-        raise ProtocolError("a message arrived without the memory that belongs to it")
+        raise ProtocolError("expected shared memory with a message, got none")
     return attached.value
 
 
 def _copied(value: Any, what: str) -> Any:
-    """Return a state as it would arrive from another process; raises SpecError if it can't be."""
+    """Return a state as another process would receive it; raises SpecError if it can't be sent."""
     if isinstance(value, Tensor):
         dtype_of(str(value.dtype))  # raises if it can't be sent
         if value.layout is not torch.strided:

@@ -22,10 +22,10 @@ Theory of operation
     WorkerUnavailable(worker)       ->                                 it won't be restarted
 
     SlotShared and BufferShared belong to the shared-memory transport, which sends them just before
-    the message that needs the memory and hides them from everybody else.
+    the message that needs the memory, and handles them itself.
 
-Every message is a frozen value whose fields are validated as it is decoded. Bytes that aren't
-exactly a message of the expected side raise `ProtocolError`, and nothing else. No sockets, no
+Every message is a frozen value whose fields are validated when it is decoded. Bytes that aren't
+exactly one message of the expected sender raise `ProtocolError`, and nothing else. No sockets, no
 pickle.
 """
 
@@ -140,7 +140,7 @@ class Refused(_Message, tag=6, frozen=True):
 
 
 class FateNotice(MessagePart, frozen=True):
-    """What became of the worker's last gradient."""
+    """The fate of the worker's last gradient."""
 
     fate: Fate
     version: Count  # it was computed at this version
@@ -236,7 +236,7 @@ class PositionRequest(_Message, tag=16, frozen=True):
 
 
 class PositionReport(_Message, tag=17, frozen=True):
-    """Tell where the worker was in its data and random numbers when its turn began."""
+    """Report the worker's position in its data and random numbers when its turn began."""
 
     checkpoint: Count  # the one it was asked for
     position: EncodedPosition
@@ -268,7 +268,7 @@ class RunProgress(_Message, tag=21, frozen=True):
     here: tuple[WorkerNumber, ...]
     left: dict[WorkerNumber, Count]  # workers that left before the end, and at which version
     is_over: bool  # the last update is made, or the run was stopped
-    is_deserted: bool  # no worker was here when the run was stopped
+    is_deserted: bool  # every worker had left when the run was stopped
     ended_at: Count | None = None  # the last version; not None iff everything is written
     end_reason: Text = ""  # "finished", "stopped", or why the run failed
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The transport between processes of one host: memory that both sides map.
 
-Slots and parameter buffers are anonymous memory (`Region`) whose descriptors travel over the Unix
-control socket, each once, in a message of its own just before the message that needs it. After
-that a gradient is delivered by its report, and a version is published by its number: no tensor is
+Slots and parameter buffers are anonymous memory (`Region`). Each descriptor is sent once over the
+Unix control socket, in a separate message just before the message that needs it. After that, a
+report is all it takes to deliver a gradient, and a buffer number to publish a version: no tensor is
 ever copied between processes.
 """
 
@@ -119,7 +119,7 @@ class SharedMemoryPeer:
         """Answer a StateRequest; raises SpecError if the state can't be sent."""
         tree, fd = pack(state, what)
         try:
-            # Not in the message itself: a tree may be larger than a message may be.
+            # Not in the message itself, because a tree may exceed the limit on messages.
             _, tree_fd = Region.create(len(tree), what)
             try:
                 os.pwrite(tree_fd, tree, 0)
@@ -158,7 +158,7 @@ class SharedMemoryWorker:
         self._channel.send(message)
 
     def receive(self) -> FromServer:
-        """Wait for the next message; memory that arrives is mapped on the way."""
+        """Wait for the next message; map the memory that arrives before it."""
         while True:
             message = self._channel.receive()
             if isinstance(message, SlotShared):
@@ -176,7 +176,7 @@ class SharedMemoryWorker:
     def open_slot(self) -> OpenedSlot:
         """Return the memory that came with the welcome."""
         if self._opened is None:
-            raise ProtocolError("the server gave no slot with its welcome")
+            raise ProtocolError("expected a slot with the server's welcome, got none")
         return self._opened
 
     def fetch(self, message: Assignment | RunEnded) -> Views:

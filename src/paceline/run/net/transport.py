@@ -22,8 +22,8 @@ Both ends also carry the control messages, because an assignment must never over
 refers to. No file descriptor, address or socket appears in this interface. One contract suite,
 tests/run/net/test_transport.py, runs over all implementations.
 
-The server's calls never block: what can't be sent at once waits in a bounded outbox, and a peer
-that stops reading is lost.
+The server's calls never block: what can't be sent immediately waits in a bounded outbox, and a peer
+that stops reading counts as lost.
 """
 
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ class WorkerEnd(Protocol):
 
     @property
     def shares_clock(self) -> bool:
-        """Whether the server's time.monotonic() is this process's, too."""
+        """Whether the server and this process have the same time.monotonic()."""
 
     def send(self, message: object) -> None:
         """Send a control message."""
@@ -137,7 +137,7 @@ class Connections(Protocol):
         """Wait until a peer has news, or for this long; return the peers that do."""
 
     def close(self, peer: Any, reason: str = "") -> None:
-        """End a connection; with a reason, send it first."""
+        """Close a connection; if there is a reason, send it first."""
 
     def shut_down(self) -> None:
         """Close everything."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parameter buffers: which memory holds which version, and who reads it.
+"""Parameter buffers: which memory holds which version, and which workers read it.
 
 A version of the parameters is in a buffer that workers read. A buffer is never written while a
 worker reads it: an update is made in place when no worker computes with the newest version, and
@@ -46,7 +46,7 @@ class VersionBuffers:
     """The buffers of a shard."""
 
     def __init__(self, store: BufferStore, versions_kept: int) -> None:
-        """`versions_kept`: how many of the newest versions a worker may still be sent to."""
+        """`versions_kept`: how many of the newest versions may still be assigned."""
         self._store = store
         self._versions_kept = versions_kept
         self._all: list[ParameterBuffer] = []
@@ -64,7 +64,7 @@ class VersionBuffers:
         return buffer
 
     def reset(self, version: int) -> None:
-        """Say that the current buffer holds this version, and that no other version exists."""
+        """Note that the current buffer holds this version, and that no other version exists."""
         self._by_version = {version: self.current}
 
     def add_reader(self, worker: int, version: int) -> ParameterBuffer:
@@ -73,13 +73,13 @@ class VersionBuffers:
         return buffer
 
     def remove_reader(self, worker: int) -> None:
-        """Say that the worker no longer reads, if it did."""
+        """Note that the worker no longer reads any version."""
         self._by_reader.pop(worker, None)
 
     def begin_update(self, update: int) -> bool:
-        """Make `current` a buffer that may be written; return whether it is another one.
+        """Make `current` a buffer that may be written; return whether it is a different one.
 
-        The caller copies the parameters from the old one and calls `end_update` in any case.
+        If it is, the caller copies the parameters from the old one. It always calls `end_update`.
         """
         for version in [v for v in self._by_version if v <= update - self._versions_kept]:
             del self._by_version[version]
@@ -91,7 +91,7 @@ class VersionBuffers:
         return True
 
     def end_update(self, update: int) -> None:
-        """Say that the current buffer holds this version now."""
+        """Note that the current buffer now holds this version."""
         for version in [v for v in self._by_version if v <= update - self._versions_kept]:
             del self._by_version[version]
         self._by_version[update] = self.current

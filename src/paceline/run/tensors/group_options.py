@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The options of parameter groups (learning rate, momentum, ...) that a script may change.
 
-The options of the server's optimizers are the ones that count. What a script changes in a worker's
-parameter groups goes to the server with the next gradient, and from there to the other workers. So
-a learning rate that any worker sets by hand applies to all of them.
+The options of the server's optimizers take effect. What a script changes in a worker's parameter
+groups is sent to the server with the next gradient, and from there to the other workers. So a
+learning rate that any worker sets by hand applies to all of them.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class KnownOptions:
         ]
 
     def changed(self) -> list[OptionChange]:
-        """Return what the script has changed since, which the server will know from now on."""
+        """Return what the script has changed since `read` or the last call; mark it as known."""
         changes = []
         for number, index, group, known in self._known:
             for name, value in group.items():
@@ -115,7 +115,7 @@ def all_options(optimizers: Sequence[Optimizer]) -> tuple[OptionChange, ...]:
 
 
 class OptionLog:
-    """The changes that scripts have made, from which each worker gets those it doesn't know."""
+    """The changes that scripts have made; each worker is sent those it doesn't know yet."""
 
     def __init__(self) -> None:
         self.edition = 0  # number of changes so far

@@ -152,7 +152,7 @@ class Block(NamedTuple):
 
 
 class TensorMemory(Protocol):
-    """Memory in which a layout can be seen as tensors."""
+    """Memory that a layout can view as tensors."""
 
     def tensor(self, dtype: torch.dtype, count: int, offset: int) -> Tensor:
         """Return a flat tensor on this memory, from this byte on."""
@@ -172,7 +172,7 @@ class Section:
 
 @dataclass
 class Views:
-    """Memory seen as tensors."""
+    """Memory viewed as tensors."""
 
     parameters: list[list[Tensor]]  # by optimizer
     flats: list[list[Tensor]]  # by optimizer; its parameters in as few tensors as possible
@@ -271,7 +271,7 @@ def dtype_of(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise SpecError(f"unknown tensor type {name!r}")
     if str(dtype).startswith(("torch.qint", "torch.quint")):
-        # Its numbers mean nothing without a scale that isn't sent, and torch crashes on them.
+        # Its numbers mean nothing without their scale, which isn't sent, and torch crashes on them.
         raise SpecError(f"a quantized tensor ({name}) can't be sent; use another type")
     return dtype
 

@@ -4,9 +4,9 @@
 Linux doesn't report an error if a process asks for more shared memory than there is: it kills
 processes until there is enough, and rarely the one that asked. So Paceline checks first.
 
-Memory that a process returns to the OS comes back one page fault at a time. In a step that
-allocates a gradient of 100 MB, this took longer than everything else together, so the processes of
-a run keep what they free.
+When a process has returned memory to the OS and allocates it again, every page costs a page fault.
+In a step that allocates a gradient of 100 MB, this took longer than everything else together, so
+the processes of a run keep the memory they free.
 """
 
 import ctypes

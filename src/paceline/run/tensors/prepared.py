@@ -37,7 +37,7 @@ class Prepared:
             elif isinstance(one, ReduceLROnPlateau):
                 raise SpecError(
                     "run.prepare() can't take ReduceLROnPlateau, because the learning rate must "
-                    "follow from the version; step it in one worker (run.is_first) instead"
+                    "depend on the version only; step it in one worker (run.is_first) instead"
                 )
             elif isinstance(one, LRScheduler):
                 prepared.schedulers.append(one)

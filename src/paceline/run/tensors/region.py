@@ -3,8 +3,8 @@
 
 A region is an anonymous file in memory. Its descriptor is sent over the control connection, and
 both sides map it. Because it has no name, nothing is left behind when a process is killed, and the
-size of /dev/shm doesn't limit it. It is sealed against shrinking, so no peer can remove memory that
-another one uses.
+size of /dev/shm doesn't limit it. It is sealed against shrinking, so no peer can take away memory
+that another process uses.
 """
 
 import fcntl
@@ -68,7 +68,7 @@ class Region:
         fd = -1
         try:
             fd = os.memfd_create(f"paceline-{what}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            # Reserve it now: a lack of memory is an error here, but a crash later.
+            # Reserve it now: too little memory raises an error here, but crashes the process later.
             os.posix_fallocate(fd, 0, max(size, 1))
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, size), fd

@@ -9,10 +9,10 @@ Theory of operation
     step(update, scale)         step the optimizers along the average, times `scale`
     publish(update)             the new version exists, with its buffers and averaged weights
 
-    The caller combines the norms of all shards, and from them decides on clipping (`scale`) or on
-    `skip(update)` instead of step and publish: the version is made, and nothing is stepped.
+    The caller combines the norms of all shards. It may then clip the gradient (`scale`), or call
+    `skip(update)` instead of `step` and `publish`: the version is made without a step.
 
-The shard does as it is told and decides nothing.
+The shard makes no decisions.
 """
 
 import warnings
@@ -50,7 +50,7 @@ class Shard:
     ) -> None:
         """Make the script's own tensors version 0.
 
-        `versions_kept`: how many of the newest versions a worker may still be sent to. `ema`: keep
+        `versions_kept`: how many of the newest versions may still be assigned. `ema`: keep
         a moving average of the weights with this decay.
         """
         self.state = state
@@ -102,7 +102,7 @@ class Shard:
         return self._buffers.add_reader(worker, version)
 
     def remove_reader(self, worker: int) -> None:
-        """Say that the worker no longer computes with any version."""
+        """Note that the worker no longer computes with any version."""
         self._buffers.remove_reader(worker)
 
     def steps_at(self, version: int) -> tuple[int, ...]:
@@ -172,7 +172,7 @@ class Shard:
             self._steps[index] += 1
 
     def _begin_version(self, update: int) -> None:
-        """Let the parameters be in memory that no worker reads."""
+        """Move the parameters to memory that no worker reads."""
         old = self._buffers.current.views
         if self._buffers.begin_update(update):
             new = self._buffers.current.views
@@ -197,7 +197,7 @@ class Shard:
         self.skip(update)
 
     def skip(self, update: int) -> None:
-        """Make the newest version of the parameters as they are, and forget the gradients."""
+        """Make a new version of the unchanged parameters, and forget the gradients."""
         memory = self._pending.pop(update).memory
         if memory is not None:
             self._free_accumulators.append(memory)
@@ -229,7 +229,7 @@ class Shard:
 
     @torch.no_grad()
     def load_state_dict(self, version: int, saved: dict[str, Any]) -> None:
-        """Continue from a checkpoint; raises CheckpointError if it is another script's."""
+        """Continue from a checkpoint; raises CheckpointError if it belongs to another script."""
         state, views = self.state, self.newest.views
         mismatch = difference(msgspec.convert(saved["contents"], type(state.spec)), state.spec)
         if mismatch:
@@ -257,7 +257,7 @@ class Shard:
         for index, optimizer in enumerate(self.state.optimizers):
             for scheduler in self._schedulers[index]:
                 _fast_forward(scheduler, self._steps[index])
-            # Afterwards, because the schedulers have overwritten what the state knows better.
+            # Last, because fast-forwarding the schedulers overwrites options of the saved state.
             _load_exactly(optimizer, self.state.parameters[index], saved[index])
 
     def optimizer_state(self, index: int) -> dict[str, Any]:
@@ -268,7 +268,9 @@ class Shard:
         """Load the state of an optimizer; raises ProtocolError if it isn't one."""
         optimizer = self._optimizer(index)
         if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
-            raise ProtocolError("expected the state of an optimizer")
+            raise ProtocolError(
+                "expected the state_dict() of an optimizer, with the keys state and param_groups"
+            )
         try:
             optimizer.load_state_dict(state)
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -281,7 +283,7 @@ class Shard:
 
 
 def _widened(parameter: Tensor) -> Tensor:
-    """Return the parameter in a type in which small changes of an average don't vanish."""
+    """Return the parameter in a type precise enough for small changes of an average."""
     return parameter.float() if parameter.dtype in HALF else parameter
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Nested states, such as a `state_dict()`, as bytes and a region of shared memory. No pickle.
 
-A state may consist of dictionaries, lists, tuples, numbers, strings, None and tensors; a tuple
-comes back as a list. An error names anything else.
+A state may consist of dictionaries, lists, tuples, numbers, strings, None and tensors. A tuple
+comes back as a list. Anything else raises an error that names its type.
 """
 
 from collections.abc import Sequence

@@ -3,14 +3,14 @@
 
 A `SlotGradient` is an accepted gradient that is still in its worker's slot. It is added to the sum
 when the server is idle, when its worker needs the slot again, or at the latest when the update is
-made: in the order of worker numbers, block by block, so that each slot is read once and the sum is
-scaled and measured while it is in the cache.
+made. Gradients are added in the order of worker numbers, block by block, so that each slot is read
+once and the sum is scaled and measured while it is in the cache.
 
-The core decides how much each gradient counts. Its relative weight is known when it is accepted
-(samples x scale), the absolute one only when the update is made. So the sum is taken relative to
-the first gradient, and multiplied at the end by the weight that the core decided for that one:
-with equal samples nothing is multiplied on the way, and two halves of a batch add up to the very
-bits of the whole.
+The core decides how much each gradient counts. Its relative weight (samples x scale) is known when
+it is accepted, its absolute weight only when the update is made. So gradients are added relative to
+the first one, and the sum is multiplied at the end by the weight that the core decided for the
+first. With equal samples, nothing is multiplied in between, and the gradients of two halves of a
+batch add up to exactly the bits of the whole batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,7 @@ class WeightedSum:
     def __init__(
         self, select: Callable[[Views], list[Tensor]], accumulator: Callable[[], Views]
     ) -> None:
-        """`select`: the tensors to average. `accumulator`: where to, if it is needed."""
+        """`select`: the tensors to average. `accumulator`: memory for the sum, if it is needed."""
         self._select = select
         self._accumulator = accumulator
         self._waiting: list[_Waiting] = []
@@ -87,7 +87,7 @@ class WeightedSum:
         return list(self._relative)
 
     def give(self, worker: int, number: int, slot: Views, weight: float) -> None:
-        """Take a gradient in; it stays in its slot until `add_worker`, `add_early` or `average`."""
+        """Register a gradient, which stays in its slot until it is added."""
         self._waiting.append(_Waiting(worker, number, slot, weight))
         self._relative[number] = weight
 
@@ -121,7 +121,9 @@ class WeightedSum:
         factor, first_weight = weights[first], self._relative[first]
         for number, weight in self._relative.items():
             if not isclose(weights[number] * first_weight, factor * weight, rel_tol=1e-9):
-                raise InternalError(f"weights {weights} don't fit the samples and scales accepted")
+                raise InternalError(
+                    f"weights {weights} don't match the samples and scales of the gradients"
+                )
         sq_norm = 0.0
         for block in self._sum(rest):
             block.mul_(factor)
@@ -202,7 +204,7 @@ class PendingUpdate:
         return list(self._sums)
 
     def give(self, gradient: SlotGradient) -> None:
-        """Take an accepted gradient in."""
+        """Register an accepted gradient, which stays in its slot until it is added."""
         optimizer, slot = gradient.optimizer, gradient.slot
         if optimizer not in self._sums:
             self._sums[optimizer] = WeightedSum(
@@ -233,10 +235,10 @@ class PendingUpdate:
     def average(self, update: ApplyUpdate) -> dict[int, tuple[Views, float]]:
         """Return, by optimizer, where the averaged gradient is and its squared norm.
 
-        Rules that mix the turns of workers may mix optimizers in one update. The decided weights
+        Policies that mix the turns of workers may mix optimizers in one update. The decided weights
         are then normalized among the contributions to each optimizer.
 
-        Raises InternalError if the update isn't one of exactly the gradients that were given.
+        Raises InternalError if the update wasn't decided for exactly the gradients registered here.
         """
         self._check(update)
         pairs = zip(update.weights, update.scales, strict=True)

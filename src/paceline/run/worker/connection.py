@@ -2,8 +2,7 @@
 """A worker's connection to the server of its run: joined, lost, and joined again.
 
 The launcher restarts a server that dies, at the same address; until then its workers wait. Each
-server means a new end of the transport. Apart from the welcome, nothing here knows what the
-messages mean.
+server needs a new end of the transport. This module interprets no message except the welcome.
 """
 
 import os
@@ -46,7 +45,7 @@ class ServerConnection:
         self._spec = spec
         self._dial = dial
         self._end: WorkerEnd | None = None
-        # A loader's processes must not keep it open: the server sees our death when it closes.
+        # A loader's processes must not keep it open: its closing tells the server that we died.
         os.register_at_fork(after_in_child=self.close)
 
     @property

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A worker's data: an endless stream of its own, which hands dropped batches out again.
+"""A worker's data: an endless stream that repeats batches whose gradients were dropped.
 
 A stream has no epochs: it ends when the run has made its last update. While the script evaluates,
 the stream is one pass over the script's own loader. A stream knows its position and can return to
-it.
+an earlier one.
 
-`Batches` knows which batches went into which gradient. It learns that from the backward pass: a
-gradient belongs to the batches that were handed out last when it reached a parameter.
+`Batches` tracks which batches each gradient was computed on. It learns that from the backward pass:
+a gradient belongs to the batches that were the latest ones when it reached a parameter.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from paceline.run.worker.sampler import has_own_order, start_at
 
 __all__ = ["Batch", "BatchStream", "Batches", "count_samples", "samples_in_epoch"]
 
-LOOPS_AFTER_END_MAX = 100_000  # generous, because scripts loop over epochs around their data
+LOOPS_AFTER_END_MAX = 100_000  # generous, because scripts loop over their remaining epochs
 
 
 @dataclass(eq=False)
@@ -92,13 +92,13 @@ class Batches:
         """Record the fate of this optimizer's gradient in the batches it was computed on."""
         for batch in self._pending[optimizer]:
             batch.is_accepted |= fate is Fate.ACCEPTED
-            # A non-finite gradient would be non-finite again, and the worker would never get on.
+            # A non-finite gradient would be non-finite again, and the worker would be stuck.
             batch.is_dropped |= fate not in (Fate.ACCEPTED, Fate.NON_FINITE)
         self._pending[optimizer].clear()
         self._is_settled = True
 
     def samples(self, optimizer: int) -> int:
-        """Return how many samples this optimizer's gradient is of; 1 if that is unknown."""
+        """Return how many samples this optimizer's gradient was computed on; 1 if unknown."""
         by_stream: dict[int, int] = {}
         for batch, stream in self._pending[optimizer].items():
             by_stream[stream] = by_stream.get(stream, 0) + batch.samples
@@ -132,7 +132,7 @@ class BatchStream:
         self._handed_out: list[Batch] = []
         self._loops_after_end = 0
         self._loops = 0  # that the script has begun
-        self._next = Bookmark(0, 0)  # the next batch; `again`: those to hand out before it
+        self._next = Bookmark(0, 0)  # the next batch; `again`: batches to hand out before it
         self._move: tuple[Bookmark, Callable[[], None]] | None = None  # pending `move_to`
 
     def __len__(self) -> int:
@@ -159,7 +159,8 @@ class BatchStream:
             self._loops_after_end += 1
             if self._loops_after_end > LOOPS_AFTER_END_MAX:
                 raise SpecError(
-                    "the run has ended, so its loaders are empty; leave the loop if run.finished"
+                    "the run has ended, so its loaders are empty; leave your loop when "
+                    "run.finished is true"
                 )
         fresh: Iterator[Batch] | None = None
         unused = 0  # batches since the last one that a gradient was computed on
@@ -193,7 +194,7 @@ class BatchStream:
         return -1
 
     def bookmark(self) -> Bookmark:
-        """Return the position that follows the gradients that were accepted."""
+        """Return the position after all accepted gradients."""
         if self._move is not None:
             return self._move[0]
         latest = self._handed_out[-1:]
@@ -205,12 +206,12 @@ class BatchStream:
     def _comes_again(self, batch: Batch, is_latest: bool) -> bool:
         if batch.is_accepted:
             return False
-        is_ahead = is_latest and not batch.is_used  # the script fetches a batch ahead
+        is_ahead = is_latest and not batch.is_used  # the script fetched it in advance
         return is_ahead or self._batches.is_pending(batch) or (batch.is_dropped and self._requeue)
 
     @property
     def can_go_back(self) -> bool:
-        """Whether `move_to` has an effect: once a loop has begun, it needs our own order."""
+        """Whether `move_to` has an effect; after a loop began, only in the worker's own order."""
         return self._loops == 0 or has_own_order(self._own)
 
     def move_to(self, bookmark: Bookmark, before_first: Callable[[], None]) -> None:
@@ -252,7 +253,7 @@ class BatchStream:
         before = torch.get_rng_state()
         values = iter(self._own)  # draws a seed
         if before_first is not None and bookmark != Bookmark(bookmark.loop, 0):
-            torch.set_rng_state(before)  # the first pass of this loop had drawn it already
+            torch.set_rng_state(before)  # the first pass of this loop already drew the seed
         yield from map(self._batch, values)
 
     def _batch(self, value: Any) -> Batch:

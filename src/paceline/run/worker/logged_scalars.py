@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Numbers that a worker's script has logged and that no update has yet."""
+"""Numbers that a worker's script has logged and that aren't part of an update yet."""
 
 from paceline.core.events import Fate
 
@@ -7,10 +7,11 @@ __all__ = ["LoggedScalars"]
 
 
 class LoggedScalars:
-    """What one worker has logged and no update has yet.
+    """What one worker has logged and isn't part of an update yet.
 
-    Numbers that went with a dropped gradient go with the next one again, unless the script has
-    logged newer ones of the same name. So an evaluation that makes its worker late still counts.
+    Numbers that were sent with a dropped gradient are sent again with the next one, unless the
+    script has logged newer ones of the same name. So the result of an evaluation isn't lost when
+    the evaluation itself makes the worker late.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class LoggedScalars:
         self._new[name] = (total + value, count + 1)
 
     def hand_in(self) -> dict[str, float]:
-        """Return what goes with the gradient that is about to be pushed."""
+        """Return what to send with the gradient that is about to be pushed."""
         self._handed_in |= {name: total / count for name, (total, count) in self._new.items()}
         self._new.clear()
         return self._handed_in

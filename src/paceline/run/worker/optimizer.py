@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The optimizer in a worker's script, whose steps happen on the server.
 
-`pace` gives an optimizer a class that derives from its own, so schedulers, gradient clipping,
-`GradScaler` and anything else that inspects it find what they expect. Only the methods that would
-change parameters talk to the server instead.
+`pace` replaces an optimizer's class with a subclass of it, so schedulers, gradient clipping,
+`GradScaler` and anything else that inspects the optimizer find what they expect. Only the methods
+that would change parameters talk to the server instead.
 """
 
 from collections.abc import Callable
@@ -73,15 +73,17 @@ class Paced(Optimizer):
         self._pacer.load_optimizer_state(self._number, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: all processes of a run must agree on what is trained."""
-        raise SpecError("add all parameter groups before run.prepare(); it can't be done later")
+        """Refuse, because all processes of a run must train the same parameters."""
+        raise SpecError(
+            "parameter groups can't be added during a run; add them before run.prepare()"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse: a copy would step nothing."""
+        """Refuse, because a copy would not step anything."""
         raise SpecError("a prepared optimizer can't be copied or pickled; use its state_dict()")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """Refuse: no step happens in this process."""
+        """Refuse, because no step happens in this process."""
         raise SpecError(
             "register step hooks before run.prepare(): they run with the step, on the server"
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A worker's position: how far it is in its data, and in its random numbers.
 
-A worker sends its position to the server for a checkpoint, as bytes that only workers decode. A
-worker that is welcomed with a position continues from there.
+For a checkpoint, a worker sends its position to the server, as bytes that only workers decode. A
+worker that gets a position in its welcome continues from there.
 """
 
 import random
@@ -109,7 +109,7 @@ def _numpy_state() -> tuple[Any, ...] | None:
 
 
 class Position(_PositionPart, frozen=True):
-    """How far a worker is."""
+    """How far a worker is in its data and random numbers."""
 
     bookmarks: tuple[Bookmark, ...]  # by stream
     randomness: Randomness
@@ -138,14 +138,14 @@ class Seekable(Protocol):
         """Return the position."""
 
     def move_to(self, bookmark: Bookmark, before_first: Callable[[], None]) -> None:
-        """Continue there; call `before_first` just before the first batch is loaded."""
+        """Continue at the bookmark; call `before_first` just before the first batch is loaded."""
 
 
 class PositionTracker:
     """Tracks the position at which a worker's current turn began."""
 
     def __init__(self) -> None:
-        # Weak references: a script that drops its loader ends the loader's processes.
+        # Weak references, so that a loader that the script drops can end its processes.
         self._streams: list[ReferenceType[Seekable]] = []
         self._generators = Generators()
         self._bookmarks: list[Bookmark] = []  # by stream
@@ -177,7 +177,7 @@ class PositionTracker:
                 yield number, stream
 
     def record(self, thorough: bool = False) -> None:
-        """Record the present position; `thorough` reads every random number generator."""
+        """Record the current position; `thorough` reads every random number generator."""
         for number, stream in self._alive():
             self._bookmarks[number] = stream.bookmark()
         self._generators.read(thorough)

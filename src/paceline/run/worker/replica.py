@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A worker's tensors: parameters that point at the server's memory, gradients in the slot.
 
-The parameters of the script's models point at the memory to which the server writes them. Loading a
-version means pointing at another buffer, or nothing at all if the server made the update in place.
-That memory is read-only. Gradients move to the slot while the backward pass makes them, one
-parameter at a time, and are measured while they are in the cache.
+The parameters of the script's models point at the memory to which the server writes them. To load a
+version, the worker points them at another buffer, or does nothing if the server made the update in
+place. That memory is read-only. Gradients move to the slot as the backward pass computes them, one
+parameter at a time, and their norm is measured while they are in the cache.
 
 Parameters on another device, and those that a module changes itself, are copied instead.
 """
@@ -65,7 +65,7 @@ class Replica:
             own.copy_(value)
 
     def set_slot(self, slot: Views) -> None:
-        """Put gradients there from now on."""
+        """Move gradients to this slot from now on."""
         self._slot = slot
         self._measured.clear()
 
@@ -85,7 +85,7 @@ class Replica:
 
     @torch.no_grad()
     def load_again(self) -> None:
-        """Load the same parameters once more, whatever the script has replaced them with."""
+        """Load the current version again, in case the script has replaced its parameters."""
         assert self._at is not None
         for i, j, parameter in self._pointed:
             parameter.data = self._at.parameters[i][j]
@@ -95,7 +95,7 @@ class Replica:
     def detach(self) -> None:
         """Give the script parameters that it may change, because the run is over.
 
-        They are in the slot from now on.
+        Their memory is the slot.
         """
         assert self._at is not None
         for i, own in enumerate(self._state.parameters):
@@ -227,7 +227,7 @@ class Replica:
 
 
 class _Measured(NamedTuple):
-    """What a gradient was like when it was moved to the slot."""
+    """Measurements of a gradient when it was moved to the slot."""
 
     edition: int  # torch's count of changes to the tensor
     first: float  # squared norm of its first block

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The order in which a worker draws samples from a data set.
 
-A `DataLoader` that shuffles gets an order of the worker's own over the whole data set; one that
-doesn't shuffle begins at an offset of the worker's own. A sampler that the script brings is kept.
-The order follows from the seed, the worker, and the number of the script's loop over the loader, so
+In each worker, a `DataLoader` that shuffles uses a different order of the whole data set, and one
+that doesn't shuffle begins at a different offset. A sampler that the script provides is kept. The
+order depends only on the seed, the worker, and the number of the script's loop over the loader, so
 any position in it can be found again without loading the batches before it.
 """
 
@@ -30,13 +30,13 @@ _BEGINNING = Bookmark(0, 0)
 
 
 class _WorkerSampler(Sampler[int]):
-    """Endless passes over all samples, in an order of the worker's own."""
+    """Endless passes over all samples, in this worker's own order."""
 
     def __init__(self, size: int, shuffle: bool, seed: int, worker: int, workers: int) -> None:
         self._size = size
         self._shuffle = shuffle
         self._begin = worker % workers * size // workers
-        # Far apart, because neighbouring seeds of one generator may give similar numbers.
+        # Far apart, because similar seeds of a generator may give similar numbers.
         self._seed = (seed * 1_000_003 + worker) * 0x9E3779B97F4A7C15
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class _WorkerSampler(Sampler[int]):
         return self.in_loop(0)
 
     def in_loop(self, number: int) -> Iterator[int]:
-        """Return the order in the script's loop of this number."""
+        """Return the order for the script's loop with this number."""
         generator = torch.Generator()
         generator.manual_seed((self._seed + number * 0xD1B54A32D192ED03) % 2**63)
         while True:
@@ -57,7 +57,7 @@ class _WorkerSampler(Sampler[int]):
 
 
 class _WorkerBatchSampler(BatchSampler):
-    """The same order in batches, from any bookmark on."""
+    """The same order in batches, starting at any bookmark."""
 
     sampler: _WorkerSampler
 
@@ -85,7 +85,7 @@ class _WorkerBatchSampler(BatchSampler):
 
 
 def with_own_order(loader: Any, seed: int, worker: int, workers: int) -> Any:
-    """Return the loader with an order of the worker's own, unless the script has a sampler."""
+    """Return the loader with the worker's own order, unless the script provides a sampler."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     sampler = loader.sampler

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Schedulers of a run: the learning rate follows the version, not the script's calls.
+"""Schedulers of a run: the learning rate depends on the version, not on the script's calls.
 
-Like `pace` for optimizers, `follow` gives a scheduler a class that derives from its own. The
+Like `pace` for optimizers, `follow` replaces a scheduler's class with a subclass of it. The
 scheduler's attributes don't change, so its `state_dict()` is that of a plain one.
 """
 
@@ -40,20 +40,20 @@ class _FollowingServer(_Following):
 
 
 def follow(scheduler: LRScheduler, server: bool) -> None:
-    """Make the script's calls of `step` do nothing; with `server`, refuse to load a state, too."""
+    """Make the script's calls of `step` do nothing; with `server`, also refuse to load a state."""
     kind, ours = type(scheduler), _FollowingServer if server else _Following
     scheduler.__class__ = type(kind.__name__, (ours, kind), {"__doc__": kind.__doc__})
 
 
 def advance(scheduler: LRScheduler, steps: int = 1) -> None:
-    """Make this many steps of the scheduler's own."""
+    """Make this many real steps."""
     assert isinstance(scheduler, _Following)
     ours = type(scheduler)
     ours.uncalled += 1
     if ours.uncalled == UNCALLED_STEPS:  # don't wait for the call: the first epoch may never end
         warn(
             f"{ours.__name__}.step() was not called in {UNCALLED_STEPS} steps of the optimizer, so "
-            "it looks meant for epochs; a prepared scheduler makes one step with every update: "
+            "it may be meant for epochs; a prepared scheduler makes one step with every update: "
             "count its periods in updates, and call it after every optimizer.step()",
             stacklevel=2,
         )

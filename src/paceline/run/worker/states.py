@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The states of a worker, and what may happen in each.
 
-Three small machines run side by side. Every event goes to all of them; a machine whose table has no
-row for the event and its state refuses it with `InternalError`, and no machine moves.
+Three small state machines run side by side. Every event goes to all of them. If the table of one
+has no row for the event in its current state, `InternalError` is raised and no machine moves.
 
 Connection: is there a server to talk to?
 
@@ -15,7 +15,7 @@ Connection: is there a server to talk to?
     ENDED     SERVER_LOST  ENDED      the server may exit before the worker does
     ========  ===========  ========
 
-Turn: what is the gradient worth that this worker is computing?
+Turn: is the gradient that this worker is computing still wanted?
 
     =========  ==============  =========
     state      event           next
@@ -29,9 +29,9 @@ Turn: what is the gradient worth that this worker is computing?
     =========  ==============  =========
 
     "Any busy" is COMPUTING, CANCELLED, CUT or VOID. A COMPUTING or CANCELLED turn ends with a
-    gradient report, a CUT one with an abandon report, a VOID one with none. Cancelling, cutting or
-    ending a turn that is already worthless changes nothing, and neither do the end of the run, the
-    loss of the server or a skipped backward pass in an IDLE worker.
+    gradient report, a CUT one with an abandon report, a VOID one without a report. Cancelling,
+    cutting or ending a turn whose gradient is no longer wanted changes nothing. Neither do the end
+    of the run, the loss of the server, or a skipped backward pass in an IDLE worker.
 
 Backward: may a gradient hook interrupt the backward pass? Only inside `run.backward()`, which knows
 how to clean up; a plain `loss.backward()` runs to its end.
@@ -66,7 +66,7 @@ class Connection(_Named):
 
 
 class Turn(_Named):
-    """What the gradient that is being computed is worth."""
+    """Whether the gradient that is being computed is still wanted."""
 
     IDLE = auto()  # there is none
     COMPUTING = auto()

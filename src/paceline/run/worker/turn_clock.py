@@ -37,5 +37,5 @@ class TurnClock:
 
     @property
     def compute_s(self) -> float:
-        """What a gradient that is ready now takes, the injected delay included."""
+        """The time that a gradient which is ready now takes, including the injected delay."""
         return max(monotonic(), self._due_at) - self._began_at

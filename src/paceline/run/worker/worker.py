@@ -2,14 +2,14 @@
 """A worker's side of a run: compute, report, wait, load.
 
 Each `optimizer.step()` of the script is one `push`. The gradient is already in the worker's slot,
-so the report is one short message. The answer says what became of the gradient and which version
-to compute at next. While the worker computes, the server may cancel the turn or end the run: the
+so the report is one short message. The answer has the fate of the gradient and the version to
+compute at next. While the worker computes, the server may cancel the turn or end the run: the
 worker polls for that during `backward`, during an injected delay, and before it reports.
 
-A server that dies takes with it everything that it hadn't saved. The worker waits for the next
-server, returns to the position in its data that this server knows, and continues from there.
+If the server dies, everything that it hadn't saved is lost. The worker waits for the next server,
+returns to the position in its data that this server knows, and continues from there.
 
-`states` has the table of the states that a worker goes through.
+The module `states` has the table of a worker's states.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ Answer = messages.Assignment | messages.RunEnded
 
 @dataclass(frozen=True)
 class Last:
-    """What became of a worker's last gradient."""
+    """The fate of a worker's last gradient."""
 
     fate: Fate
     version: int  # of the parameters that it was computed at
@@ -85,10 +85,10 @@ class Worker:
         self._polled_at = 0.0
         self._clock = TurnClock(self.welcome.slow, self.number, self.welcome.seed)
         self._scalars = LoggedScalars()
-        self._checkpoint = 0  # wants our position when the present wait is over; 0: none does
+        self._checkpoint = 0  # needs our position once the current wait is over; 0: none does
 
     def _join(self) -> None:
-        """Join a server, at the position that it knows; raises PeerLost if none appears."""
+        """Join a server and move to the position it knows; raises PeerLost if none appears."""
         self.welcome, opened = self._server.join()
         self._replica.set_slot(opened.slot)
         self._replica.load_constants(opened.constants)
@@ -125,7 +125,7 @@ class Worker:
         self._settle(optimizer, notice, waited_s=monotonic() - waits_from)
 
     def _report(self, turn: messages.Assignment, optimizer: int) -> None:
-        """Send the gradient, or say that there is none, unless the server was lost."""
+        """Report the gradient, or that there is none, unless the server was lost."""
         if self._state.turn is Turn.VOID:
             return
         options = self._settings.changed()
@@ -193,12 +193,12 @@ class Worker:
                 raise
 
     def _settle(self, optimizer: int, notice: messages.FateNotice, waited_s: float) -> None:
-        """Record what became of the gradient."""
+        """Record the fate of the gradient."""
         fate = notice.fate
         self.last = Last(fate, notice.version, notice.staleness, notice.contributors, waited_s)
         self.batches.settle(optimizer, fate)
         self._scalars.settle(fate)
-        # A turn that the end of the run interrupts leaves the position at the turn's beginning.
+        # If the end of the run interrupts a turn, the position stays where the turn began.
         self._record_position(is_new=not self.is_over or fate is Fate.ACCEPTED)
 
     def discard(self, optimizer: int) -> None:
@@ -225,7 +225,7 @@ class Worker:
             self._state.apply(WorkerEvent.BACKWARD_FINISHED)
 
     def _on_gradient(self, optimizer: int) -> None:
-        """A backward pass has computed the gradient of a parameter."""
+        """Note that a backward pass has computed the gradient of a parameter."""
         self.batches.touch(optimizer)
         if self._state.backward is Backward.INSIDE and self._poll_worthless():
             raise _BackwardCut
@@ -260,7 +260,7 @@ class Worker:
     def _handle_notice(self, message: messages.FromServer) -> bool:
         """Handle a message that the server may send at any time; return whether it is one."""
         if isinstance(message, messages.CancelTurn):
-            # A cancellation that crossed our report is too late, and harmless.
+            # A cancellation for an earlier turn crossed our report: ignore it.
             if self._assignment is not None and message.turn == self._assignment.turn:
                 self._state.apply(WorkerEvent.TURN_CANCELLED)
         elif isinstance(message, messages.PositionRequest):
@@ -275,9 +275,9 @@ class Worker:
         return True
 
     def _wait_and_load(self) -> messages.FateNotice | None:
-        """Wait for the next turn or the end, from this server or the next one, and load.
+        """Wait for this server or the next one to assign a turn or end the run; load the version.
 
-        Returns what became of the last gradient; None if that is unknown.
+        Returns the fate of the last gradient; None if it is unknown.
         """
         while not self.is_over:
             if self._state.connection is Connection.LOST:
@@ -328,7 +328,7 @@ class Worker:
             self._state.apply(WorkerEvent.RUN_ENDED)
 
     def _record_position(self, is_new: bool = True) -> None:
-        """Record where the turn begins, and send it if a checkpoint wants it."""
+        """Record the position where the turn begins, and send it if a checkpoint needs it."""
         if self.welcome.saves and is_new:
             self.position.record(thorough=bool(self._checkpoint))
         if self._checkpoint:
