@@ -22,7 +22,7 @@ from paceline.run.tensors.state_spec import StateSpec
 
 __all__ = ["RawPeer", "prove"]
 
-TIMEOUT_S = 20.0  # so that a test that waits in vain fails instead of hanging
+TIMEOUT_S = 20.0  # a test that would wait longer fails instead of hanging
 
 
 def prove(token: str, challenge: messages.Challenge, nonce: bytes = bytes(32)) -> messages.Proof:

@@ -262,7 +262,7 @@ def test_wrong_weight_is_named_even_where_norms_were_measured() -> None:
     trace = run("sync", steps=2)
     index = places(trace, Update)[0]
     lying = with_record(trace, index, sq_norm=2.0, weights=(0.5, 0.25, 0.25))
-    with pytest.raises(TraceError, match=r"weights \(0.5, 0.25, 0.25\), but its policy gives None"):
+    with pytest.raises(TraceError, match=r"weights \(0.5, 0.25, 0.25\), but its rule gives None"):
         audit(lying)
 
 
@@ -280,11 +280,11 @@ def test_a_trace_that_ends_before_its_last_decision_is_found() -> None:
     trace = run("sync", steps=5)
     last = places(trace, Update)[-1]
     with pytest.raises(
-        TraceError, match=r"run\.jsonl: ends before the record 'update' that its policy gives"
+        TraceError, match=r"run\.jsonl: ends before the record 'update' that its rule gives"
     ):
         audit(with_records(trace, trace.records[:last]), "run.jsonl")
     with pytest.raises(
-        TraceError, match=r"run\.jsonl: ends before the record 'update' that its policy gives"
+        TraceError, match=r"run\.jsonl: ends before the record 'update' that its rule gives"
     ):
         audit(without(trace, last), "run.jsonl")
 

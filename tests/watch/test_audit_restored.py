@@ -302,7 +302,7 @@ def test_nothing_but_a_restoration_follows_an_end() -> None:
 def test_a_trace_that_breaks_off_for_good_in_the_middle_of_an_event_is_still_found() -> None:
     trace = cut_in_two("sync")
     last = max(i for i, record in enumerate(trace.records) if isinstance(record, Update))
-    with pytest.raises(TraceError, match="ends before the record 'update' that its policy gives"):
+    with pytest.raises(TraceError, match="ends before the record 'update' that its rule gives"):
         audit(Trace(trace.header, trace.records[:last]))
 
 

@@ -151,7 +151,7 @@ def test_earlier_policy_is_mentioned() -> None:
     header = Header(source="run", policy="backup:1", workers=2, steps=9)
     lines = reported(*THREE, Restored(3.0, 3, header))
     assert lines[0].startswith("backup:1 with 2 workers: 3 updates in 3 s")
-    assert "The policy was sync until update 3." in lines
+    assert "The rule was sync until update 3." in lines
 
 
 def test_pause_is_reported_with_its_reason() -> None:

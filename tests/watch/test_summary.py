@@ -161,7 +161,7 @@ def test_only_late_work_is_wasted() -> None:
 def test_bytes_are_counted_both_ways() -> None:
     """4 gradients in full, and twice the parameters alone: 1000 bytes, 100 of them for a late one.
 
-    Those of the work under way at the end are not in vain.
+    Those of the work under way at the end don't count as wasted.
     """
     summary = summarize(BACKUP)
     assert summary.sent_bytes_per_update == 500.0

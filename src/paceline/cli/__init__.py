@@ -138,7 +138,7 @@ def simulate(options: SimulateOptions) -> None:
 def trace_show(options: TraceShowOptions) -> None:
     """Describe a run in words: its progress, its stragglers, the time spent waiting, the best b.
 
-    Works on the trace of a real or a simulated run, also while the run is going on. Example:
+    Works on the trace of a real or a simulated run, even while it is in progress. Example:
     paceline trace show runs/train-1
     """
     _load("trace").show(options.file)
@@ -160,7 +160,7 @@ def lab_list() -> None:
 @lab_app.command("run", epilog=EPILOG)
 @accepts(LabRunOptions)
 def lab_run(options: LabRunOptions) -> None:
-    """Run experiments: each gives tables, a figure and a paragraph on what to expect and what came.
+    """Run experiments: each writes tables, a figure and a paragraph that explains the result.
 
     All experiments together take about four hours on two cores. Finished trials are cached: after
     Ctrl-C, run the same command again and lose at most a minute. Example: paceline lab run

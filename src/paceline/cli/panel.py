@@ -112,7 +112,7 @@ def _head(moment: Moment, settings: Settings) -> list[Part]:
 
 
 def _work(moment: Moment, settings: Settings) -> list[Part]:
-    """Return who works, and how much is dropped."""
+    """Return the number of workers, the share of dropped gradients, and the slowest worker."""
     parts = [(f"{settings.policy}", "bold")]
     parts.append((f"{moment.workers} of {plural(settings.spec.workers, 'worker')}", ""))
     if moment.wanted > 1:

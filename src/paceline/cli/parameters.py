@@ -59,10 +59,10 @@ def accepts(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., N
 
 
 RULES = (
-    "sync (waits for all workers), backup:b (all but the b slowest), batchsync:k (the first k "
-    "mini-batches from anyone), deadline:q (until a learnt deadline), delayed:k (all, k updates "
-    "later), softsync:c (any c gradients), ssp:s (nobody, but no worker gets more than s turns "
-    "ahead), async (nobody)"
+    "sync (wait for all workers), backup:b (for all but the b slowest), batchsync:k (for the first "
+    "k mini-batches from any worker), deadline:q (until a learnt deadline), delayed:k (for all, k "
+    "updates later), softsync:c (for any c gradients), ssp:s (don't wait, but no worker gets more "
+    "than s turns ahead), async (don't wait)"
 )
 
 Workers = Annotated[
@@ -102,7 +102,7 @@ Faults = Annotated[
 Late = Annotated[
     Literal["cancel", "finish"],
     typer.Option(
-        help="What a late worker does: cancel its work at once, or finish it and have it dropped."
+        help="What a late worker does: cancel its gradient, or finish it although it is dropped."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same result.")]

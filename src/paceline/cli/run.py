@@ -189,7 +189,7 @@ def launch(
 
 
 def _first_line(settings: Settings, run_dir: Path, is_resumed: bool) -> str:
-    """Say what is about to run."""
+    """Return the line that says what is about to run."""
     workers = plural(settings.spec.workers, "worker")
     verb = "continuing" if is_resumed else "training"
     # Print the delay as it was understood: it shows a unit that was forgotten.

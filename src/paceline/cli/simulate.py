@@ -29,7 +29,7 @@ DEFAULT_STEPS = 1000
 SHOWN_WORKERS = 40
 
 COLUMNS = ["policy", "updates/s", "step", "p99", "staleness", "accepted", "idle", "wasted"]
-TRAFFIC_COLUMNS = ["sent/update", "in vain"]
+TRAFFIC_COLUMNS = ["sent/update", "unused"]
 
 
 def run(options: SimulateOptions) -> None:
@@ -54,7 +54,8 @@ def run(options: SimulateOptions) -> None:
     elif moved:
         _print(summaries, inputs)
     if inputs.recording is not None:
-        note = f"Replayed: {inputs.recording.left_to_chance()}; beyond the recording, drawn."
+        times = inputs.recording.left_to_chance()
+        note = f"Replayed: {times}; after the last recorded time, times are drawn at random."
         print(note, file=sys.stderr if options.as_json else sys.stdout)
     _exit_if_failed(traces)
 

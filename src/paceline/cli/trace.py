@@ -36,7 +36,7 @@ def check(file: Path, as_json: bool) -> None:
 
 
 def _read(path: Path) -> Trace:
-    """Read a trace, or the part written so far if its run is still going on."""
+    """Read a trace, or the part written so far if its run is still in progress."""
     return read_trace(path, is_growing=is_locked(path.parent))
 
 

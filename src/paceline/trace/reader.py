@@ -161,5 +161,5 @@ def read_trace(path: str | os.PathLike[str], *, is_growing: bool = False) -> Tra
 
 
 def trace_file(path: str | os.PathLike[str]) -> Path:
-    """Return the trace that a path means: the file itself, or the one in a run's folder."""
+    """Return the path of a trace: the given file, or the trace in the given run folder."""
     return Path(path, NAME) if Path(path).is_dir() else Path(path)

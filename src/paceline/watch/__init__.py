@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a run tells: its trace, the numbers in it, and figures. Simulated and real runs alike."""
+"""Analysis of traces, of simulated and real runs alike: numbers, reports and figures."""

@@ -50,7 +50,7 @@ def audit(trace: Trace, name: str = "trace") -> None:
             replay.check(record, place, line)
     if replay.expected and not trace.is_growing:
         raise TraceError(
-            f"{name}: ends before the record {_kind(replay.expected[0])!r} that its policy gives"
+            f"{name}: ends before the record {_kind(replay.expected[0])!r} that its rule gives"
         )
 
 
@@ -129,12 +129,12 @@ def _kind(record: Record) -> str:
 def _difference(record: Record, expected: Record | None) -> str:
     """Describe how the record differs from the one that the policy gives."""
     if expected is None:
-        return f"has a record {_kind(record)!r} where its policy gives none"
+        return f"has a record {_kind(record)!r} where its rule gives none"
     if type(record) is not type(expected):
-        return f"has a record {_kind(record)!r} where its policy gives {_kind(expected)!r}"
+        return f"has a record {_kind(record)!r} where its rule gives {_kind(expected)!r}"
     was, now = msgspec.structs.asdict(record), msgspec.structs.asdict(expected)
     wrong = next(field for field in was if was[field] != now[field])
-    return f"has {wrong} {was[wrong]}, but its policy gives {now[wrong]}"
+    return f"has {wrong} {was[wrong]}, but its rule gives {now[wrong]}"
 
 
 def _check_times(record: Gradient, decider: Decider, place: str) -> None:

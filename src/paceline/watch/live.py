@@ -63,7 +63,7 @@ class Moment:
     gradients: int  # whose fate is known
     dropped: int  # late, cancelled or stale
     non_finite: int
-    workers: int  # here
+    workers: int  # currently in the run
     slowest: Slowest | None
     staleness: float  # mean over recent accepted gradients
     scalars: dict[str, float | None]  # the last value of each
@@ -97,8 +97,8 @@ class _State:
     lost: int = 0
     ended: str = ""
     here: dict[int, deque[tuple[float, bool]]] = field(default_factory=dict)
-    """For each worker that is here: how long recent gradients took, and if they were cancelled."""
-    fresh: set[int] = field(default_factory=set)  # workers here that have no gradient yet
+    """For each worker in the run: how long recent gradients took, and if they were cancelled."""
+    fresh: set[int] = field(default_factory=set)  # workers in the run that have no gradient yet
     staleness: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STALENESS))
     scalars: dict[str, float | None] = field(default_factory=dict)
     marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS + 2))

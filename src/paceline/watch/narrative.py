@@ -43,7 +43,7 @@ STALE = 0.05  # updates; less would be rounded to 0.0
 
 
 def narrate(trace: Trace, segments: list[Segment], summary: Summary) -> list[str]:
-    """Tell how a run went that made at least one update."""
+    """Return lines on how a run went; it must have made at least one update."""
     rate = f" ({three_digits(summary.updates_per_s)}/s)" if summary.seconds else ""
     lines = [
         f"{summary.policy} with {plural(summary.workers, 'worker')}: "
@@ -60,7 +60,7 @@ def narrate(trace: Trace, segments: list[Segment], summary: Summary) -> list[str
     lines += _restorations(summary)
     for before, after in pairwise(segments):
         if before.header.policy != after.header.policy:
-            lines.append(f"The policy was {before.header.policy} until update {before.kept:,}.")
+            lines.append(f"The rule was {before.header.policy} until update {before.kept:,}.")
     return lines + _pauses(trace)
 
 
@@ -104,7 +104,7 @@ def _logged(segments: list[Segment]) -> list[str]:
 
 
 def _restorations(summary: Summary) -> list[str]:
-    """Tell how often the run was resumed, and how often its server was killed and restored."""
+    """Return lines on how often the run was resumed, and its server was killed and restored."""
     lines = []
     if resumed := [r for r in summary.restorations if r.resumed]:
         in_total = " in total" if len(resumed) > 1 else ""
@@ -166,7 +166,7 @@ class _Presence:
 
 
 def departures(segments: list[Segment], start: float) -> list[str]:
-    """Tell who never joined, who left and who came back, in a run that began at `start`."""
+    """Return lines on workers that never joined, left or came back; the run began at `start`."""
     found: dict[int, _Presence] = defaultdict(_Presence)
     joined: set[int] = set()
     for segment in segments:
@@ -185,7 +185,7 @@ def departures(segments: list[Segment], start: float) -> list[str]:
 
 
 def _add_departures(records: list[Record], found: dict[int, _Presence], joined: set[int]) -> None:
-    """Add who left in this segment; leaving after the end is normal, and doesn't count."""
+    """Add the workers that left in this segment; leaving after the end is normal, and ignored."""
     ends = [r.t for r in records if isinstance(r, Ended)]
     for record in records:
         if isinstance(record, Joined):

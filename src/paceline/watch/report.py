@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Report a run in words, from its trace alone: how it went, who was slow, who was waited for.
+"""Report a run in words, from its trace alone: how it went, and which workers were slow.
 
-Whatever is unremarkable is left out. The lines are plain text for any terminal or file. `summary`,
+What is unremarkable is left out. The lines are plain text for any terminal or file. `summary`,
 `slowness` and `waiting` define the numbers in them.
 """
 

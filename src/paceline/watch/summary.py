@@ -133,7 +133,7 @@ class Segment:
         return gradient.version + gradient.staleness + 1 > self.kept
 
     def is_wasted(self, gradient: Gradient) -> bool:
-        """Return whether it was computed in vain; work still under way at the end isn't waste."""
+        """Return whether its computation was wasted; work under way at the end isn't waste."""
         if gradient.fate is Fate.ACCEPTED:
             return self.is_lost(gradient)
         return gradient.t < self.end

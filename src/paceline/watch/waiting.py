@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which workers the others waited for, and for how long.
 
-A worker waits when it has reported and the policy has no work for it. Each interval of waiting is
+A worker waits when it has reported and the policy has no turn for it. Each interval of waiting is
 charged to the worker whose report ended it: if three workers report at 1 s, 2 s and 10 s, the
-second is charged 1 s and the third 8 s. The time before the first report is charged to nobody,
-because no worker is waiting yet. So the charges add up to the time in which at least one worker
-waited. This definition serves every policy:
+second is charged 1 s and the third 8 s. The time before the first report isn't charged, because no
+worker is waiting yet. So the charges add up to the time in which at least one worker waited. This
+definition works for every policy:
 
     sync, backup, deadline       from the first report on a version to the update
-    delayed                      only when a worker is k updates ahead and has no work left
-    ssp                          only when a worker is too far ahead; whoever releases it is charged
-    batchsync, softsync, async   never: a worker gets new work as soon as it has reported
+    delayed                      only when a worker is k updates ahead and gets no turn
+    ssp                          only when a worker is too far ahead; the one that releases it pays
+    batchsync, softsync, async   never: a worker gets a new turn as soon as it has reported
 
 Pauses, the time without a server, and the time after a server's last update don't count.
 """
@@ -62,7 +62,7 @@ def _name(policy: str) -> str:
 
 
 def _released(records: list[Record]) -> list[float]:
-    """Return when each reporting worker got new work or left; inf: never; -inf: not a report."""
+    """Return when each reporting worker got a new turn or left; inf: never; -inf: not a report."""
     asked: dict[int, float] = {}
     released: list[float] = []
     for record in reversed(records):
@@ -87,13 +87,13 @@ class _WaitingTime:
         self.charged: dict[int, float] = defaultdict(float)
         self._policy = policy
         self._since: float | None = None  # when the interval began; None: no worker waits
-        self._until = -inf  # when the last waiting worker gets new work
-        self._cause = DEADLINE  # who caused the newest record
+        self._until = -inf  # when the last waiting worker gets a new turn
+        self._cause = DEADLINE  # the worker that caused the newest record
         self._version = 0
         self._is_running = False
 
     def add(self, record: Record, until: float) -> None:
-        """Process the next record; `until`: when its worker got new work."""
+        """Process the next record; `until`: when its worker got a new turn."""
         self._process(record)
         if self._until <= record.t:
             self._charge(record.t)
@@ -104,7 +104,7 @@ class _WaitingTime:
             self._since = record.t
 
     def _process(self, record: Record) -> None:
-        """Remember who caused the record, and charge the interval if the record ends it."""
+        """Remember which worker caused the record; charge the interval if the record ends it."""
         match record:
             case Gradient():
                 self._cause = record.worker

@@ -30,7 +30,7 @@ from paceline.run.net.shared_memory import (
 from paceline.run.server.listener import Listener
 from paceline.run.tensors.layout import gather
 
-TIMEOUT_S = 10.0  # so that a test that waits in vain fails instead of hanging
+TIMEOUT_S = 10.0  # a test that would wait longer fails instead of hanging
 WELCOME = messages.Welcome(2, "", 0, False, False)
 REPORT = messages.GradientReport(1, 0, 0, 1, 0.5, 1.0)
 
