@@ -30,8 +30,8 @@ from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.event_records import Made, Measured, record_event
 from paceline.trace.reader import read_trace
-from paceline.trace.records import Made, Measured, record_event
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps that are not measured

@@ -8,7 +8,7 @@ The table has the medians. `simulate` uses vectors where only computation times 
 from statistics import median
 from time import perf_counter
 
-from paceline.cli.show import print_table
+from paceline.cli.printing import print_table
 from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
 from paceline.sim.cluster import Cluster

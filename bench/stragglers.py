@@ -12,7 +12,7 @@ import io
 import tempfile
 from pathlib import Path
 
-from paceline.cli.show import print_table
+from paceline.cli.printing import print_table
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings

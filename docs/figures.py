@@ -35,7 +35,7 @@ from paceline.latency import (
 )
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import every_gradient_counts, noise_scale
-from paceline.sim.fast import closing_times, draw_times
+from paceline.sim.fast import draw_times, version_durations
 from paceline.sim.orderstats import expected_finish_time, expected_order_statistic, finish_bounds
 from paceline.sim.planner import plan
 from paceline.spec import RunSpec
@@ -165,7 +165,7 @@ def draw_arrivals() -> Figure:
     for (label, distribution), colour in zip(shapes.items(), COLOURS[::-1], strict=True):
         axes.plot(every, expected(distribution, workers), color=colour, label=label)
         times = draw_times(Latency(distribution), workers, 2000, SEED)
-        means = closing_times(times, shown, "cancel").mean(axis=0)
+        means = version_durations(times, shown, "cancel").mean(axis=0)
         axes.plot(shown, means, "o", color=colour, markersize=4)
     axes.plot([], [], "o", color="0.3", markersize=4, label="simulated, 2000 updates")
     axes.set_yscale("log")
@@ -189,7 +189,7 @@ def draw_late() -> Figure:
     left.plot(every, bounds[:, 0], color=COLOURS[0], label="cancelled: N-th of 20")
     times = draw_times(Latency(distribution), workers, 6000, SEED)
     for late, colour in (("cancel", COLOURS[0]), ("finish", COLOURS[1])):
-        means = closing_times(times, every, late)[1:].mean(axis=0)
+        means = version_durations(times, every, late)[1:].mean(axis=0)
         left.plot(every, means, "o", color=colour, markersize=4)
     left.plot([], [], "o", color="0.3", markersize=4, label="simulated")
     left.set_xticks([1, 5, 10, 15, 20])
@@ -203,7 +203,7 @@ def draw_late() -> Figure:
         ("finish", COLOURS[1], "finished, then dropped"),
         ("cancel", COLOURS[0], "cancelled"),
     ):
-        means = closing_times(times, chosen, late)[20:].mean(axis=0)
+        means = version_durations(times, chosen, late)[20:].mean(axis=0)
         right.plot(chosen, means, "o-", color=colour, markersize=3, label=label)
     tidy(right, xlabel="N, gradients in an update", ylabel="mean time of an update (s)")
     right.set_title(f"{CHEN}, 100 workers", loc="left", fontsize="medium")

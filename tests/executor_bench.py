@@ -18,9 +18,9 @@ from paceline.run.net.in_process import InProcessNetwork, InProcessStore, InProc
 from paceline.run.server.checkpoint import Archive
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.executor import Executor, Performed, RunParts
-from paceline.run.server.failure_watch import FailureWatch
 from paceline.run.server.progress import Progress
 from paceline.run.server.roster import Peer, Roster
+from paceline.run.server.run_failure import RunFailure
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings, parse_every
 from paceline.run.tensors.layout import gather
@@ -52,7 +52,7 @@ class ExecutorBench:
             ),
             checkpointer=Checkpointer(self.archive, every, self._export, print),
             roster=Roster(settings, self.spec),
-            failures=FailureWatch(),
+            failures=RunFailure(),
             progress=Progress(settings),
             timers=Timers(),
             clock=RunClock(),

@@ -40,7 +40,7 @@ from paceline.core.ledger import Ledger, Tally
 from paceline.core.policies import parse_policy
 from paceline.core.policy import Policy
 from paceline.spec import RunSpec
-from paceline.trace.records import Measured, record_event
+from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import Ended, Header, Record, Trace
 
 __all__ = [

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from paceline import Cluster, RunSpec, simulate
 from paceline.cli import app
-from paceline.cli.report import report_lines
+from paceline.cli.end_of_run import report_lines
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

@@ -3,13 +3,13 @@
 
 import pytest
 
-from paceline.files import written_whole
+from paceline.files import atomic_write
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "one"
     path.write_text("old")
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
@@ -21,7 +21,7 @@ def test_what_was_there_stays_where_writing_fails(tmp_path):
     path.write_text("old")
 
     def fail():
-        with written_whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text("half of it")
             raise KeyboardInterrupt
 
@@ -33,14 +33,14 @@ def test_what_was_there_stays_where_writing_fails(tmp_path):
 
 def test_what_a_killed_process_left_is_written_over(tmp_path):
     (tmp_path / ".one.partial").write_text("half of it")
-    with written_whole(tmp_path / "one") as partial:
+    with atomic_write(tmp_path / "one") as partial:
         partial.write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
 def test_several_processes_may_write_the_same_where_they_say_so(tmp_path):
     path = tmp_path / "one"
-    with written_whole(path, alone=False) as mine, written_whole(path) as another:
+    with atomic_write(path, alone=False) as mine, atomic_write(path) as another:
         assert mine != another
         mine.write_text("new")
         another.write_text("new")
@@ -48,5 +48,5 @@ def test_several_processes_may_write_the_same_where_they_say_so(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path):
-    with pytest.raises(FileNotFoundError), written_whole(tmp_path / "no" / "one") as partial:
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "no" / "one") as partial:
         partial.write_text("new")

@@ -38,7 +38,16 @@ RUN_MAY_IMPORT = {
     "launch": {"settings", "net"},
     "worker": {"settings", "tensors", "net", "launch.environment"},
     "server": {"settings", "tensors", "net", "launch.environment", "launch.run_folder"},
-    "script": {"settings", "tensors", "net", "launch", "worker", "server"},
+    "prepare_arguments": set(),
+    "script": {
+        "settings",
+        "prepare_arguments",
+        "tensors",
+        "net",
+        "launch",
+        "worker",
+        "server",
+    },
 }
 """The parts of `run` that each part may import besides itself; worker and server never meet."""
 
@@ -102,7 +111,7 @@ def test_imports_point_one_way():
 
 
 def part_of_run(name):
-    """The part of `run` that a module is in: "worker" for paceline.run.worker.data."""
+    """The part of `run` that a module is in: "worker" for paceline.run.worker.batch_stream."""
     return name.removeprefix(f"{FACADE}.run.").partition(".")[0]
 
 

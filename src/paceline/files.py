@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["written_whole"]
+__all__ = ["atomic_write"]
 
 
 @contextmanager
-def written_whole(path: Path, *, alone: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, alone: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to; on success, sync it to disk and move it to `path`.
 
     If the block raises, for example OSError because the disk is full, the old file stays as it is.

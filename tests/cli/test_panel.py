@@ -15,7 +15,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.schema import Trace, write_trace
-from paceline.watch.live import Live, Moment, Slowest
+from paceline.watch.live_numbers import Live, Moment, Slowest
 
 MOMENT = Moment(
     version=400,

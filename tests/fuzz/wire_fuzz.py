@@ -25,8 +25,8 @@ with atheris.instrument_imports(include=["paceline.run"]):
     from paceline.run.net.channel import STRANGER_LIMIT, Channel
     from paceline.run.net.framing import FrameBuffer
     from paceline.run.net.handshake import Challenger
-    from paceline.run.tensors.region import Region
-    from paceline.run.tensors.state import pack, unpack
+    from paceline.run.tensors.shared_region import Region
+    from paceline.run.tensors.state_packing import pack, unpack
 
 import torch  # outside the block above, so that it is not instrumented
 

@@ -12,8 +12,8 @@ import fakes
 from paceline.errors import SpecError
 from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
-from paceline.lab.schedule import Part, Step, schedule
 from paceline.lab.training import Training
+from paceline.lab.updates_of_trace import Part, Step, schedule
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec

@@ -18,8 +18,8 @@ from torch.nn import functional as F  # noqa: N812 -- the usual name
 from paceline.lab.models.normalization import BatchNorm
 from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
-from paceline.lab.schedule import schedule
 from paceline.lab.training import Training
+from paceline.lab.updates_of_trace import schedule
 
 WORKERS, STEPS, BATCH, RATE = 4, 40, 6, 0.05
 

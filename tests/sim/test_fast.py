@@ -11,9 +11,9 @@ from paceline.sim.fast import (
     Tie,
     barrier_records,
     barrier_rounds,
-    closing_times,
     draw_times,
     free_records,
+    version_durations,
 )
 from paceline.sim.shell import Shell
 from paceline.sim.simulate import simulate
@@ -90,7 +90,7 @@ def test_all_n_at_once_equal_one_n_at_a_time(late):
     times = draw_times(Cluster.parse("exp:1s").times, workers=6, count=50, seed=1)
     every = np.arange(1, 7)
 
-    together = closing_times(times, every, late)
+    together = version_durations(times, every, late)
 
     for n in every:
         alone = [float(r.closed[0]) for r in barrier_rounds(times, np.array([n]), late)]
@@ -101,7 +101,7 @@ def test_finishing_late_work_is_never_faster_than_cancelling_it_for_all_to_wait_
     """With N = W nobody is late, so both forms are the same run."""
     times = draw_times(Cluster.parse("exp:1s").times, workers=4, count=30, seed=2)
 
-    cancel = closing_times(times, np.array([4]), "cancel")
-    finish = closing_times(times, np.array([4]), "finish")
+    cancel = version_durations(times, np.array([4]), "cancel")
+    finish = version_durations(times, np.array([4]), "finish")
 
     np.testing.assert_allclose(cancel, finish)

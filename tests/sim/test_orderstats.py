@@ -31,7 +31,7 @@ from paceline.latency import (
 )
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import every_gradient_counts, noise_scale
-from paceline.sim.fast import closing_times, draw_times
+from paceline.sim.fast import draw_times, version_durations
 from paceline.sim.orderstats import (
     expected_finish_time,
     expected_order_statistic,
@@ -173,7 +173,7 @@ def test_simulated_updates_take_the_expected_order_statistic(distribution: Distr
     # The last arrivals of a heavy tail have no variance, hence no standard error.
     workers, needed = 12, np.array([1, 4, 9, 11])
     times = draw_times(Latency(distribution), workers, 3000, seed=1)
-    lasted = closing_times(times, needed, "cancel")
+    lasted = version_durations(times, needed, "cancel")
     for n, sample in zip(needed.tolist(), lasted.T, strict=True):
         assert_agrees(sample, expected_order_statistic(distribution, n, workers))
 
@@ -190,7 +190,7 @@ def test_a_full_trace_has_the_same_step_times(b: int) -> None:
 @pytest.mark.parametrize(("needed", "workers"), [(1, 8), (4, 8), (7, 8), (15, 20)])
 def test_finishing_late_exponential_work_has_a_formula(needed: int, workers: int) -> None:
     times = draw_times(Latency(Exponential(1.0)), workers, 3000, seed=2)
-    lasted = closing_times(times, np.array([needed]), "finish")[1:, 0]
+    lasted = version_durations(times, np.array([needed]), "finish")[1:, 0]
     assert_agrees(lasted, expected_finish_time(Exponential(1.0), needed, workers))
 
 
@@ -216,7 +216,7 @@ def test_finishing_is_between_its_bounds(needed: int) -> None:
 def test_finishing_late_work_of_any_kind_is_between_the_bounds(distribution: Distribution) -> None:
     workers, needed = 10, np.array([2, 5, 8])
     times = draw_times(Latency(distribution), workers, 2000, seed=3)
-    means = closing_times(times, needed, "finish").mean(axis=0)
+    means = version_durations(times, needed, "finish").mean(axis=0)
     for n, mean in zip(needed.tolist(), means.tolist(), strict=True):
         low, high = finish_bounds(distribution, n, workers)
         assert low < mean < high

@@ -11,7 +11,7 @@ from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import every_gradient_counts, noise_scale
 from paceline.sim.planner import plan
-from paceline.sim.recording import recorded_times
+from paceline.sim.recorded_times import recorded_times
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.watch.summary import summarize

@@ -25,8 +25,8 @@ from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import TraceError
 from paceline.spec import RunSpec
+from paceline.trace.event_records import Measured, record_event
 from paceline.trace.reader import read_trace
-from paceline.trace.records import Measured, record_event
 from paceline.trace.schema import (
     Ended,
     Gradient,

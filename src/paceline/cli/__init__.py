@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import (
+from paceline.cli.shared_options import accepts
+from paceline.cli.verb_options import (
     CompareOptions,
     LabFiguresOptions,
     LabRunOptions,
@@ -24,7 +25,6 @@ from paceline.cli.options import (
     TraceCheckOptions,
     TraceShowOptions,
 )
-from paceline.cli.parameters import accepts
 from paceline.errors import PacelineError, SpecError
 from paceline.release import RELEASE
 

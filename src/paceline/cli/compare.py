@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.cli.options import CompareOptions
-from paceline.cli.report import report_lines
+from paceline.cli.end_of_run import report_lines
+from paceline.cli.printing import print_table, table_text
 from paceline.cli.run import Load, launch, new_settings
-from paceline.cli.show import print_table, table_text
+from paceline.cli.verb_options import CompareOptions
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError
 from paceline.run.launch.forkserver import ForkServer

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from paceline.cli.options import LabFiguresOptions, LabRunOptions
+from paceline.cli.verb_options import LabFiguresOptions, LabRunOptions
 from paceline.errors import SpecError
 from paceline.lab.data.download import locate
 from paceline.lab.experiment import Experiment, Lab, rebuild_report, run_experiment

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.run.settings import Settings
-from paceline.watch.live import Live, Moment
+from paceline.watch.live_numbers import Live, Moment
 from paceline.watch.words import human_seconds, percent, plural, three_digits
 
 __all__ = ["Panel", "draw"]

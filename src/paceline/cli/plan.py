@@ -6,9 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.inputs import batch_of, convergence_of, read_inputs
-from paceline.cli.options import PlanOptions
-from paceline.cli.show import (
+from paceline.cli.printing import (
     DelayedProgressBar,
     human_seconds,
     print_json,
@@ -16,6 +14,8 @@ from paceline.cli.show import (
     three_digits,
 )
 from paceline.cli.simulate import COLUMNS, comparison_rows
+from paceline.cli.simulation_inputs import batch_of, convergence_of, read_inputs
+from paceline.cli.verb_options import PlanOptions
 from paceline.core.policies import POLICIES, Backup, parse_policy
 from paceline.core.policy import Policy
 from paceline.errors import SpecError

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.cli.options import CompareOptions, RunOptions
+from paceline.cli.verb_options import CompareOptions, RunOptions
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
@@ -165,7 +165,7 @@ def _run(settings: Settings, run_dir: Path, load: Load, is_resumed: bool) -> int
         )
     with ignoring_closed_stream(sys.stderr), ignoring_closed_stream(sys.stdout):
         if _size(trace) != size_before:  # otherwise nothing ran, and the trace is an older one
-            load("report").print_report(trace)
+            load("end_of_run").print_report(trace)
             sys.stdout.flush()
         _print_files(run_dir, _weights(run_dir) - weights_before)
     return code

@@ -5,9 +5,7 @@ import sys
 from dataclasses import replace
 
 from paceline.cli import EXIT_FAILED
-from paceline.cli.inputs import Inputs, read_inputs
-from paceline.cli.options import SimulateOptions
-from paceline.cli.show import (
+from paceline.cli.printing import (
     DelayedProgressBar,
     human_bytes,
     human_seconds,
@@ -16,6 +14,8 @@ from paceline.cli.show import (
     print_table,
     three_digits,
 )
+from paceline.cli.simulation_inputs import Inputs, read_inputs
+from paceline.cli.verb_options import SimulateOptions
 from paceline.errors import SpecError
 from paceline.sim.simulate import simulate
 from paceline.spec import parse_seconds

@@ -3,8 +3,8 @@
 
 from pathlib import Path
 
-from paceline.cli.report import report_lines
-from paceline.cli.show import human_seconds, print_json
+from paceline.cli.end_of_run import report_lines
+from paceline.cli.printing import human_seconds, print_json
 from paceline.run.launch.run_folder import is_locked
 from paceline.trace.reader import read_trace, trace_file
 from paceline.trace.schema import FINISHED, Trace

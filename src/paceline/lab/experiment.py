@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import SpecError
-from paceline.files import written_whole
+from paceline.files import atomic_write
 from paceline.lab import extras
 from paceline.lab.data.download import Source
 from paceline.lab.trial import Trial, TrialResult
@@ -121,7 +121,7 @@ def _write_report(experiment: Experiment, folder: Path, tables: Tables, *, quick
 
 def _written(path: Path) -> AbstractContextManager[Path]:
     """Write a file atomically; another process may be running the same experiment."""
-    return written_whole(path, alone=False)
+    return atomic_write(path, alone=False)
 
 
 def read_tables(folder: Path) -> Tables:

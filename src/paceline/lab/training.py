@@ -30,7 +30,7 @@ from paceline.errors import SpecError
 from paceline.lab.models.normalization import set_groups
 from paceline.lab.problem import Problem
 from paceline.lab.recipe import Recipe
-from paceline.lab.schedule import Part, Step
+from paceline.lab.updates_of_trace import Part, Step
 
 __all__ = ["Row", "Training"]
 

@@ -10,10 +10,10 @@ from time import monotonic
 import msgspec
 import torch
 
-from paceline.files import written_whole
-from paceline.lab.schedule import schedule
+from paceline.files import atomic_write
 from paceline.lab.training import Row, Training
 from paceline.lab.trial import Trial, TrialResult
+from paceline.lab.updates_of_trace import schedule
 from paceline.watch.curves import Target
 
 __all__ = ["OnEpochs", "run_trial", "stored_result", "train"]
@@ -36,7 +36,7 @@ def run_trial(trial: Trial, folder: Path, on_epochs: OnEpochs) -> TrialResult:
         folder.mkdir(parents=True, exist_ok=True)
         state_file = folder / f"{trial.digest()}.pt"
         result = _TrialRun(trial, state_file, on_epochs).run()
-        with written_whole(_result_file(trial, folder), alone=False) as partial:
+        with atomic_write(_result_file(trial, folder), alone=False) as partial:
             partial.write_bytes(msgspec.json.encode(result))
         state_file.unlink(missing_ok=True)
     return result
@@ -92,7 +92,7 @@ class _TrialRun:
         self._on_epochs(self._training.epochs(self._training.version))
         if self._state_file is not None and monotonic() - self._saved_at > SAVE_EVERY_S:
             rows = [msgspec.to_builtins(row) for row in self._rows]
-            with written_whole(self._state_file, alone=False) as partial:
+            with atomic_write(self._state_file, alone=False) as partial:
                 torch.save({"training": self._training.state(), "rows": rows}, partial)
             self._saved_at = monotonic()
 

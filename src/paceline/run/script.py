@@ -25,17 +25,17 @@ from paceline.errors import SpecError
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
-from paceline.run.server.serve import serve_run
+from paceline.run.prepare_arguments import Prepared
+from paceline.run.server.assembly import serve_run
 from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
-from paceline.run.tensors.memory import keep_freed_memory
-from paceline.run.tensors.prepared import Prepared
+from paceline.run.tensors.memory_limits import keep_freed_memory
+from paceline.run.worker.batch_stream import BatchStream, samples_in_epoch
 from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
-from paceline.run.worker.data import BatchStream, samples_in_epoch
+from paceline.run.worker.lr_schedulers import advance, follow
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import with_own_order
-from paceline.run.worker.schedule import advance, follow
 from paceline.run.worker.worker import Last, Worker
 
 __all__ = ["Run", "join"]

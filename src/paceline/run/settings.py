@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
-from paceline.files import written_whole
+from paceline.files import atomic_write
 from paceline.latency import parse_latency
 from paceline.run.tensors.state_spec import LARGEST
 from paceline.spec import RunSpec, parse_seconds
@@ -119,7 +119,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def write(self, path: Path) -> None:
         """Write the settings as JSON; raise SpecError if the file can't be written."""
         try:
-            with written_whole(path) as partial:
+            with atomic_write(path) as partial:
                 body = msgspec.json.format(msgspec.json.encode(self), indent=2)
                 partial.write_bytes(body + b"\n")
         except OSError as error:

@@ -7,7 +7,7 @@ from paceline.errors import SpecError
 from paceline.latency import Latency, Recorded, TimeModel, parse_latency
 from paceline.sim.faults import Fault, parse_faults
 from paceline.sim.network import Network, parse_network
-from paceline.sim.recording import recorded_times
+from paceline.sim.recorded_times import recorded_times
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace, trace_file
 

@@ -9,8 +9,8 @@ Without a network, faults and slow phases, four rules can be computed from the t
 The traces equal those of the shell, record by record; a test checks this. Events at the same time
 happen in the order in which the work was assigned, as in the shell. Where this order isn't enough,
 because late work ends at the same time as something else or computations take no time, `Tie` is
-raised and the caller uses the shell. The planner uses `closing_times`, the same recurrence for many
-N at once.
+raised and the caller uses the shell. The planner uses `version_durations`, the same recurrence for
+many N at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from paceline.latency import TimeModel
 from paceline.spec import Late, RunSpec
 from paceline.trace.schema import Ended, Gradient, Joined, Record, Resumed, Update
 
-__all__ = ["Tie", "barrier_records", "closing_times", "draw_times", "free_records"]
+__all__ = ["Tie", "barrier_records", "draw_times", "free_records", "version_durations"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -84,7 +84,7 @@ def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
         opened = closed
 
 
-def closing_times(times: Floats, needed: Ints, late: Late) -> Floats:
+def version_durations(times: Floats, needed: Ints, late: Late) -> Floats:
     """Return how long each version lasts: one row per version, one column per N in `needed`."""
     if late == "cancel":  # all workers start together, so this is the N-th order statistic
         return np.asarray(np.sort(times.T, axis=1)[:, needed - 1])

@@ -66,7 +66,7 @@ def expected_order_statistic(distribution: Distribution, k: int, n: int) -> floa
             return shift + mean_s * _integrate(partial(_log_gamma_quantile, shape), k, n)
     raise SpecError(
         f"{str(distribution)!r} has no formula for its order statistics; simulate it, "
-        "with `paceline plan` or sim.fast.closing_times"
+        "with `paceline plan` or sim.fast.version_durations"
     )
 
 

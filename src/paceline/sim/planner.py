@@ -5,7 +5,7 @@ Theory of operation
     Under `backup:b` an update doesn't simply take the N-th of W computation times: if late work is
     finished before it is dropped, a late worker starts the next version late. So the planner
     simulates. If only computation times matter, it simulates all N at once with the same times
-    (`fast.closing_times`). With a network, faults or slow phases it runs the full simulator for
+    (`fast.version_durations`). With a network, faults or slow phases it runs the full simulator for
     some N and interpolates between them; there, an update with fewer than N contributions, because
     workers were dead, counts for less.
 
@@ -25,7 +25,7 @@ from paceline.errors import SpecError
 from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import Convergence
-from paceline.sim.fast import closing_times, draw_times
+from paceline.sim.fast import draw_times, version_durations
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
 
@@ -214,7 +214,7 @@ def _mean_steps(times: Floats, late: Late) -> Floats:
     """Return the mean time of an update for every N, from one row of times per worker."""
     every = np.arange(1, len(times) + 1)
     chosen = every if late == "cancel" else _choose(len(times), DENSE)
-    lasted = closing_times(times, chosen, late)
+    lasted = version_durations(times, chosen, late)
     settled = lasted[min(WARM_UP, len(lasted) - 1) :].mean(axis=0)
     return np.asarray(np.interp(every, chosen, settled))
 
@@ -322,7 +322,7 @@ def _cheapest(cluster: Cluster, spec: RunSpec, convergence: Convergence, sync: O
     cheapest = sync
     for machines in _choose(spec.workers, DENSE // 4).tolist():
         needed = _choose(machines, DENSE // 4)
-        lasted = [closing_times(s[:machines], needed, spec.late)[WARM_UP:] for s in samples]
+        lasted = [version_durations(s[:machines], needed, spec.late)[WARM_UP:] for s in samples]
         step_s = np.concatenate(lasted).mean(axis=0)
         updates = convergence.updates(needed.astype(float))
         i = int(np.argmin(step_s * updates))

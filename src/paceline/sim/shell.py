@@ -36,7 +36,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.engine import LAST, URGENT, Engine
 from paceline.sim.faults import Fault
 from paceline.sim.network import Link, Transfer
-from paceline.trace.records import Measured, record_event
+from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import Ended, Record
 
 __all__ = ["Shell"]

@@ -31,7 +31,7 @@ from paceline.core.events import (
 from paceline.core.ledger import Origin
 from paceline.core.policy import Policy
 from paceline.errors import TraceError
-from paceline.files import written_whole
+from paceline.files import atomic_write
 from paceline.spec import Late, RunSpec
 
 __all__ = [
@@ -285,7 +285,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         ):  # a pipe, for example, can't be replaced atomically
             _write_lines(trace, target)
             return
-        with written_whole(target) as partial:
+        with atomic_write(target) as partial:
             _write_lines(trace, partial)
     except OSError as error:
         raise TraceError(f"cannot write {os.fspath(path)}: {error.strerror}") from None

@@ -14,7 +14,7 @@ from paceline.core.events import Event, Finish, StartTimer
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.errors import PacelineError, SpecError, TraceError
-from paceline.trace.records import Measured, record_event
+from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import (
     Ended,
     Gradient,

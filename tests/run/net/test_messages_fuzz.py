@@ -28,9 +28,9 @@ from paceline.run.server.recorder import Recorder
 from paceline.run.server.server import Server
 from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
-from paceline.run.tensors.region import Region
 from paceline.run.tensors.shard import Shard
-from paceline.run.tensors.state import unpack
+from paceline.run.tensors.shared_region import Region
+from paceline.run.tensors.state_packing import unpack
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace

@@ -21,9 +21,9 @@ from paceline.run.net.shared_memory import (
     SharedMemoryStore,
     SharedMemoryWorker,
 )
-from paceline.run.tensors import region as region_module
+from paceline.run.tensors import shared_region as region_module
 from paceline.run.tensors.layout import gather
-from paceline.run.tensors.region import Region
+from paceline.run.tensors.shared_region import Region
 
 WELCOME = messages.Welcome(2, "", 0, False, False)
 

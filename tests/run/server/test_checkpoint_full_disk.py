@@ -9,7 +9,7 @@ from torch import nn
 from disk import small_disk
 from paceline.run.net.in_process import InProcessStore
 from paceline.run.server.checkpoint import Archive, Saved, Snapshot
-from paceline.run.server.weights import write_weights
+from paceline.run.server.export_weights import write_weights
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 

@@ -14,8 +14,8 @@ from paceline.core.policies import parse_policy
 from paceline.errors import SpecError, TraceError
 from paceline.run.server.recorder import Recorder
 from paceline.spec import RunSpec
+from paceline.trace.event_records import Made, record_event
 from paceline.trace.reader import read_trace
-from paceline.trace.records import Made, record_event
 from paceline.trace.schema import Ended, Gradient, Header, Joined, Paused, Restored, Resumed, Update
 
 HEADER = Header.of("run", parse_policy("sync"), RunSpec(workers=2), {"torch": "2"})

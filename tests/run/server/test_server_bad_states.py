@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from paceline.run.net import messages
-from paceline.run.tensors.region import Region
-from paceline.run.tensors.state import pack
+from paceline.run.tensors.shared_region import Region
+from paceline.run.tensors.state_packing import pack
 from server_harness import unclosed_descriptors
 
 

@@ -23,7 +23,7 @@ from paceline.run.tensors.layout import (
     lay_out_constants,
     tensors,
 )
-from paceline.run.tensors.region import Region
+from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_spec import OptimizerSpec, StateSpec, TensorSpec
 
 SGD = torch.optim.SGD

@@ -8,7 +8,7 @@ Literature: Downpour SGD (Dean et al. 2012); Async-SGD in Chen et al. 2016.
 
 from dataclasses import dataclass
 
-from paceline.core.policies.free import Free
+from paceline.core.barrier_free import Free
 
 __all__ = ["Async"]
 

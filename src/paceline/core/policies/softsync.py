@@ -9,8 +9,8 @@ Literature: SoftSync, Zhang et al. 2015 (their n-softsync has c = W/n).
 
 from dataclasses import dataclass, field
 
+from paceline.core.barrier_free import Free, LearningRate
 from paceline.core.ledger import Ledger
-from paceline.core.policies.free import Free, LearningRate
 from paceline.errors import SpecError
 
 __all__ = ["SoftSync"]

@@ -10,8 +10,8 @@ Literature: Ho et al. 2013.
 
 from dataclasses import dataclass
 
+from paceline.core.barrier_free import Free
 from paceline.core.ledger import Ledger, Work
-from paceline.core.policies.free import Free
 from paceline.errors import SpecError
 from paceline.spec import RunSpec
 

@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from paceline.errors import SpecError
-from paceline.files import written_whole
+from paceline.files import atomic_write
 
 __all__ = ["DownloadProgress", "Source", "damaged_file", "locate", "read_file"]
 
@@ -54,7 +54,7 @@ def locate(folder: Path, source: Source, progress: DownloadProgress | None = Non
             "has the file with --data DIR"
         ) from error
     try:
-        with written_whole(destination, alone=False) as partial, partial.open("wb") as file:
+        with atomic_write(destination, alone=False) as partial, partial.open("wb") as file:
             found = _download(source.url, file, progress or _ignore_progress)
             if found != source.sha256:
                 raise SpecError(

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.files import written_whole
+from paceline.files import atomic_write
 
 __all__ = ["cached"]
 
@@ -38,7 +38,7 @@ def cached(
     # torch's writer raises RuntimeError when the disk is full.
     with suppress(OSError, RuntimeError):
         cache.mkdir(parents=True, exist_ok=True)
-        with written_whole(entry, alone=False) as partial:
+        with atomic_write(entry, alone=False) as partial:
             torch.save(tensors, partial)
     return tensors
 

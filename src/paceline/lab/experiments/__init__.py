@@ -6,13 +6,13 @@ from paceline.lab.experiments.choose_b import CHOOSE_B
 from paceline.lab.experiments.convex import CONVEX
 from paceline.lab.experiments.delay import DELAY
 from paceline.lab.experiments.inception import INCEPTION
-from paceline.lab.experiments.losing import LOSING
-from paceline.lab.experiments.models import MODELS
+from paceline.lab.experiments.other_models import MODELS
 from paceline.lab.experiments.pixelcnn import PIXELCNN
 from paceline.lab.experiments.staleness import STALENESS
 from paceline.lab.experiments.stragglers import STRAGGLERS
 from paceline.lab.experiments.traffic import TRAFFIC
 from paceline.lab.experiments.uneven import UNEVEN
+from paceline.lab.experiments.where_backups_lose import LOSING
 
 __all__ = ["EXPERIMENTS"]
 

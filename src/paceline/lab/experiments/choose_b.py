@@ -22,11 +22,11 @@ from paceline.lab.experiments.choose_b_report import describe, draw
 from paceline.lab.experiments.curves import CurvePoint, first_reached
 from paceline.lab.experiments.settings import CHEN
 from paceline.lab.experiments.tables import column
-from paceline.lab.pilot import with_norms
+from paceline.lab.gradient_norms import with_norms
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
-from paceline.lab.updates_to_target import UpdatesToTarget
+from paceline.lab.updates_formula import UpdatesToTarget
 from paceline.latency import Recorded, parse_latency
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
@@ -36,9 +36,9 @@ from paceline.sim.convergence import (
     measured,
     noise_scale,
 )
-from paceline.sim.fast import closing_times, draw_times
+from paceline.sim.fast import draw_times, version_durations
 from paceline.sim.planner import plan
-from paceline.sim.recording import recorded_times
+from paceline.sim.recorded_times import recorded_times
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
 from paceline.trace.schema import Trace
@@ -176,7 +176,9 @@ def _predict(fit: UpdatesToTarget, settings: ChooseBSettings) -> Rows:
     times = draw_times(parse_latency(CHEN), workers, settings.rounds, seed=0)
     needed = np.arange(1, workers + 1)
     cancelled, finished = (
-        closing_times(times, needed, late)[20:].mean(axis=0)  # after the first few, it is steady
+        version_durations(times, needed, late)[20:].mean(
+            axis=0
+        )  # after the first few, it is steady
         for late in LATES
     )
     updates = fit.updates(needed.astype(float))

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.lab.experiment import Rows, Tables
 from paceline.lab.experiments.tables import column, finite, mean_and_sd
 from paceline.lab.plotting import new_figure
-from paceline.lab.updates_to_target import UpdatesToTarget
+from paceline.lab.updates_formula import UpdatesToTarget
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from paceline.lab.plotting import new_figure
 from paceline.lab.real_run import arrival_times, record_run
 from paceline.lab.scripts import cnn_on_noise
 from paceline.latency import Distribution, Exponential, LogNormal, Mixture, parse_latency
-from paceline.sim.fast import closing_times, draw_times
+from paceline.sim.fast import draw_times, version_durations
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _updates(latency: str, rounds: int) -> Rows:
         own = [case for case in cases if case[0] == machines]
         needed = np.array([case[1] for case in own])
         cancelled, finished = (
-            closing_times(times, needed, late)[20:].mean(
+            version_durations(times, needed, late)[20:].mean(
                 axis=0
             )  # after the first few, it is steady
             for late in ("cancel", "finish")

@@ -37,9 +37,9 @@ from paceline.run.net.messages import (
     encode,
 )
 from paceline.run.net.transport import OpenedSlot
-from paceline.run.tensors.buffers import ParameterBuffer
 from paceline.run.tensors.layout import Layout, Views, dtype_of, lay_out_constants, tensors
 from paceline.run.tensors.state_spec import StateSpec
+from paceline.run.tensors.version_buffers import ParameterBuffer
 
 __all__ = ["InProcessNetwork", "InProcessPeer", "InProcessStore", "InProcessWorker"]
 

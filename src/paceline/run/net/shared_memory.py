@@ -28,11 +28,11 @@ from paceline.run.net.messages import (
     Welcome,
 )
 from paceline.run.net.transport import OpenedSlot
-from paceline.run.tensors.buffers import ParameterBuffer
 from paceline.run.tensors.layout import Layout, Views, lay_out_constants, tensors
-from paceline.run.tensors.region import Region
-from paceline.run.tensors.state import pack, unpack
+from paceline.run.tensors.shared_region import Region
+from paceline.run.tensors.state_packing import pack, unpack
 from paceline.run.tensors.state_spec import StateSpec
+from paceline.run.tensors.version_buffers import ParameterBuffer
 
 __all__ = ["SharedMemoryPeer", "SharedMemoryStore", "SharedMemoryWorker"]
 

@@ -41,8 +41,8 @@ from paceline.run.net.messages import (
     StateUpload,
     Welcome,
 )
-from paceline.run.tensors.buffers import BufferStore, ParameterBuffer
 from paceline.run.tensors.layout import Views
+from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
 
 __all__ = ["Connections", "OpenedSlot", "PeerEnd", "TensorStore", "WorkerEnd"]
 

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from paceline.errors import CheckpointError, PacelineError, SpecError
-from paceline.files import written_whole
-from paceline.run.tensors.region import Region
-from paceline.run.tensors.state import pack, unpack
+from paceline.files import atomic_write
+from paceline.run.tensors.shared_region import Region
+from paceline.run.tensors.state_packing import pack, unpack
 
 __all__ = ["KEPT", "Archive", "Saved", "Snapshot"]
 
@@ -125,7 +125,7 @@ class Archive:
         try:
             self._folder.mkdir(exist_ok=True)
             self._remove(self._folder.glob("*.partial"))  # left by a server that was killed
-            with written_whole(path) as partial:
+            with atomic_write(path) as partial:
                 _write(partial, snapshot, positions)
         except OSError as error:
             before = [int(old.stem) for old in self._files()]

@@ -29,17 +29,17 @@ from paceline.core.events import (
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
-from paceline.run.server.failure_watch import FailureWatch
 from paceline.run.server.progress import Progress
 from paceline.run.server.roster import Peer, Roster
-from paceline.run.server.scalars import Scalars
+from paceline.run.server.run_failure import RunFailure
+from paceline.run.server.scalar_averages import ScalarAverages
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings
 from paceline.run.tensors.group_options import OptionLog, all_options, current_option, set_option
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.sums import SlotGradient
-from paceline.trace.records import Made
+from paceline.trace.event_records import Made
 from paceline.trace.schema import FINISHED, STOPPED, Ended
 
 __all__ = ["Executor", "Performed", "RunParts"]
@@ -56,7 +56,7 @@ class RunParts:
     shard: Shard
     checkpointer: Checkpointer
     roster: Roster
-    failures: FailureWatch
+    failures: RunFailure
     progress: Progress
     timers: Timers
     clock: RunClock
@@ -88,7 +88,7 @@ class Executor:
         self._updated = updated
         self._options = OptionLog()
         self._samples = 0  # in the updates made so far
-        self._scalars = Scalars()
+        self._scalars = ScalarAverages()
         self._first = parts.shard.version  # needs no saving; -1: its state was changed since
         self._has_failed = False  # an update was made in part only
         self._is_over = False

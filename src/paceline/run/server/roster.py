@@ -18,10 +18,10 @@ from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd
 from paceline.run.settings import Settings
-from paceline.run.tensors.buffers import ParameterBuffer
 from paceline.run.tensors.layout import difference
 from paceline.run.tensors.state_spec import StateSpec
-from paceline.trace.records import Measured
+from paceline.run.tensors.version_buffers import ParameterBuffer
+from paceline.trace.event_records import Measured
 
 __all__ = ["Peer", "Roster"]
 

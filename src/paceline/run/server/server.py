@@ -36,18 +36,18 @@ from paceline.run.net.transport import Connections, PeerEnd
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.executor import Executor, RunParts
-from paceline.run.server.failure_watch import FailureWatch
 from paceline.run.server.gradient_checks import check_gradient, is_of_another_optimizer
 from paceline.run.server.process_status import is_stopped
 from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.roster import Peer, Roster
+from paceline.run.server.run_failure import RunFailure
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.server.watchers import Watchers
 from paceline.run.settings import Settings
 from paceline.run.tensors.group_options import group_of
 from paceline.run.tensors.shard import Shard
-from paceline.trace.records import Measured, record_event
+from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import Ended
 
 __all__ = ["Server"]
@@ -80,7 +80,7 @@ class Server:
         self._checkpointer = checkpointer
         self._roster = Roster(settings, shard.state.spec)
         self._watchers = Watchers(decider.ledger)
-        self._failures = FailureWatch()
+        self._failures = RunFailure()
         self._progress = Progress(settings)
         self._timers = Timers()
         self._clock = RunClock(recorder.time)

@@ -27,9 +27,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.events import ApplyUpdate
 from paceline.errors import CheckpointError, ProtocolError
-from paceline.run.tensors.buffers import BufferStore, ParameterBuffer, VersionBuffers
 from paceline.run.tensors.layout import TrainingState, Views, difference
 from paceline.run.tensors.sums import PendingUpdate, SlotGradient
+from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer, VersionBuffers
 
 __all__ = ["Shard"]
 

@@ -27,10 +27,10 @@ from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
 from paceline.run.tensors.state_spec import OptionChange
+from paceline.run.worker.batch_stream import Batches
 from paceline.run.worker.connection import ServerConnection
-from paceline.run.worker.data import Batches
 from paceline.run.worker.logged_scalars import LoggedScalars
-from paceline.run.worker.optimizer_settings import OptimizerSettings
+from paceline.run.worker.optimizer_sync import OptimizerSettings
 from paceline.run.worker.position import PositionTracker
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.states import Backward, Connection, Turn, WorkerEvent, WorkerState

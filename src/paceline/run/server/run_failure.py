@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Why a run failed, and when to give one up."""
+
+__all__ = ["RunFailure"]
+
+NON_FINITE_MAX = 100  # refused gradients in a row, for each worker, until the run fails
+
+
+class RunFailure:
+    """Detects when it is pointless to continue a run."""
+
+    def __init__(self) -> None:
+        self.failure = ""
+        """Why the run failed; "" if it didn't."""
+        self._refusals = 0  # of non-finite gradients, since the last update
+
+    def count_update(self) -> None:
+        """Note that an update was made."""
+        self._refusals = 0
+
+    def count_refusal(self, workers: int) -> None:
+        """Count a refused non-finite gradient of a run with this many workers."""
+        self._refusals += 1
+        if self._refusals >= NON_FINITE_MAX * max(1, workers):
+            self.fail(
+                f"the last {self._refusals} gradients all contained NaN or infinity; "
+                "lower the learning rate, or check the data"
+            )
+
+    def fail(self, reason: str) -> None:
+        """End the run as a failure; the first reason counts."""
+        self.failure = self.failure or reason

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A run fails for its first reason, or because all its gradients are refused."""
+
+from paceline.run.server.run_failure import NON_FINITE_MAX, RunFailure
+
+
+def test_run_does_not_fail_by_itself():
+    assert RunFailure().failure == ""
+
+
+def test_run_of_refused_gradients_fails_unless_an_update_interrupts_them():
+    failures = RunFailure()
+    for _ in range(2):
+        for _ in range(3 * NON_FINITE_MAX - 1):
+            failures.count_refusal(workers=3)
+        assert failures.failure == ""
+        failures.count_update()
+    for _ in range(3 * NON_FINITE_MAX):
+        failures.count_refusal(workers=3)
+    assert failures.failure.startswith("the last 300 gradients all contained NaN or infinity")
+
+
+def test_refusals_count_even_if_their_worker_has_left():
+    failures = RunFailure()
+    for _ in range(NON_FINITE_MAX):
+        failures.count_refusal(workers=0)
+    assert failures.failure.startswith("the last 100 gradients")
+
+
+def test_first_failure_counts():
+    failures = RunFailure()
+    failures.fail("one")
+    failures.fail("two")
+    assert failures.failure == "one"

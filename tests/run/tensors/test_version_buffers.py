@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A buffer is never written while a worker reads it, and there are no more than are needed."""
+
+import pytest
+import torch
+import torch._dynamo  # an optimizer loads it, and it sets an environment variable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from message_examples import unhurried
+from paceline.run.net.in_process import InProcessStore
+from paceline.run.tensors.layout import gather
+from paceline.run.tensors.shard import Shard
+from paceline.run.tensors.sums import SlotGradient
+from paceline.run.tensors.version_buffers import VersionBuffers
+from shard_updates import make_update
+
+
+class Bench:
+    """A shard whose updates each add 1 to all parameters."""
+
+    def __init__(self, versions_kept=1):
+        self.model = nn.Linear(2, 1)
+        nn.init.zeros_(self.model.weight)
+        nn.init.zeros_(self.model.bias)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        state = gather([self.model], [optimizer])
+        self.store = InProcessStore(state.spec)
+        self.shard = Shard(state, [], self.store, versions_kept=versions_kept)
+        slot = self.store.new_accumulator()
+        for flat in slot.flats[0]:
+            flat.fill_(-1.0)
+        self._gradient = SlotGradient(0, 0, 1, 1.0, frozenset(), slot)
+
+    def update(self):
+        make_update(self.shard, [self._gradient])
+
+    @property
+    def buffer_count(self):
+        return len(self.store.buffers)
+
+
+def version_in(buffer):
+    """Return the version that is in a buffer, by its parameters."""
+    [version] = {value for flat in buffer.views.parameters[0] for value in flat.flatten().tolist()}
+    return version
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("stop reading"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("update"), st.just(0), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_buffer_is_not_written_while_a_worker_reads_it(kept):
+    @settings(unhurried, max_examples=30)
+    @given(operations)
+    def check(operations):
+        bench = Bench(kept)
+        shard, readers, readers_max = bench.shard, {}, 0
+        for what, worker, back in operations:
+            if what == "stop reading":
+                shard.remove_reader(worker)
+                readers.pop(worker, None)
+            elif what == "read":
+                version = max(shard.version - min(back, kept - 1), 0)
+                readers[worker] = (shard.add_reader(worker, version), version)
+            else:
+                old = shard.newest
+                is_read = any(buffer is old for buffer, _ in readers.values())
+                bench.update()
+                assert (shard.newest is old) == (not is_read and kept == 1)
+            for buffer, version in readers.values():
+                assert version_in(buffer) == version
+            readers_max = max(readers_max, len(readers))
+            assert bench.buffer_count <= readers_max + kept + 1
+        assert version_in(shard.newest) == shard.version
+        assert torch.equal(shard.newest.views.parameters[0][0], bench.model.weight)
+
+    check()
+
+
+def test_one_buffer_is_enough_if_all_workers_wait_for_the_update():
+    bench = Bench()
+    for version in range(9):
+        for worker in range(3):
+            bench.shard.add_reader(worker, version)
+        for worker in range(3):
+            bench.shard.remove_reader(worker)
+        bench.update()
+    assert bench.buffer_count == 1
+
+
+def test_a_straggler_needs_one_more_buffer_however_long_it_takes():
+    bench = Bench()
+    buffer = bench.shard.add_reader(7, 0)
+    for _ in range(20):
+        bench.update()
+    assert bench.buffer_count == 2
+    assert version_in(buffer) == 0.0
+
+
+def test_a_version_that_is_not_kept_has_no_buffer():
+    bench = Bench(versions_kept=2)
+    for _ in range(3):
+        bench.update()
+    assert version_in(bench.shard.add_reader(0, 2)) == 2.0
+    with pytest.raises(KeyError):
+        bench.shard.add_reader(0, 1)
+
+
+def test_a_version_with_a_reader_can_be_forgotten_and_its_buffer_stays():
+    bench = Bench()
+    buffer = bench.shard.add_reader(0, 0)
+    bench.update()
+    bench.update()
+    with pytest.raises(KeyError):
+        bench.shard.add_reader(1, 0)
+    assert version_in(buffer) == 0.0
+
+
+def test_worker_that_moves_on_reads_one_version_only():
+    bench = Bench()
+    for version in range(5):
+        bench.shard.add_reader(0, version)
+        bench.update()
+    assert bench.buffer_count == 2
+
+
+def test_begin_update_says_whether_the_parameters_must_be_copied():
+    buffers = VersionBuffers(InProcessStore(gather([nn.Linear(1, 1)], []).spec), 1)
+    buffers.reset(0)
+    first = buffers.current
+    assert not buffers.begin_update(1)
+    buffers.end_update(1)
+    assert buffers.add_reader(3, 1) is first
+    assert buffers.begin_update(2)
+    assert buffers.current is not first
+    buffers.end_update(2)
+    buffers.remove_reader(3)
+    buffers.remove_reader(3)  # a worker that doesn't read
+    assert not buffers.begin_update(3)
+    assert len(buffers) == 2
+
+
+def test_end_update_without_begin_keeps_the_buffer():
+    """A skipped update is the same parameters under a new version."""
+    buffers = VersionBuffers(InProcessStore(gather([nn.Linear(1, 1)], []).spec), 1)
+    buffers.reset(0)
+    buffers.end_update(1)
+    assert buffers.add_reader(0, 1) is buffers.current
+    assert len(buffers) == 1
+    with pytest.raises(KeyError):
+        buffers.add_reader(0, 0)

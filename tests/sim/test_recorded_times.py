@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Computation times taken from a trace: exact where it has them, drawn and counted where not."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from paceline.core.events import Fate
+from paceline.errors import TraceError
+from paceline.sim.cluster import Cluster
+from paceline.sim.recorded_times import Replayed, recorded_times
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.trace.schema import Trace
+from paceline.watch.summary import summarize
+
+SPEC = RunSpec(workers=4, steps=60, seed=3)
+UNEVEN = Cluster.parse("exp:20ms,shift=50ms; worker 2 x3")
+
+
+def what_if(trace, policy, spec=SPEC):
+    recording = recorded_times(trace, seed=0, with_travel=True)
+    return simulate(policy, Cluster(Replayed(recording)), spec)
+
+
+@pytest.mark.parametrize("policy", ["sync", "delayed:2"])
+def test_the_same_rule_on_its_own_recording_is_the_same_run(policy):
+    trace = simulate(policy, UNEVEN, SPEC)
+
+    assert what_if(trace, policy).records == trace.records
+
+
+def test_another_rule_meets_the_very_times_that_were_recorded():
+    """What `backup:1` would have done in the place of `sync` is what it does with that seed."""
+    recorded = simulate("sync", UNEVEN, SPEC)
+
+    imagined = what_if(recorded, "backup:1")
+
+    real = simulate("backup:1", UNEVEN, SPEC)
+    assert imagined.records == real.records
+
+
+def test_beyond_the_recording_times_are_drawn_from_it():
+    recording = recorded_times(simulate("sync", UNEVEN, SPEC), seed=0, with_travel=True)
+
+    times = Replayed(recording).stream(2, seed=0).draws(600)
+
+    np.testing.assert_array_equal(times[:60], recording.times[2])
+    assert set(times[60:]) <= set(recording.times[2])
+    assert Replayed(recording).mean(2) == recording.times[2].mean()
+
+
+def test_cancelled_times_are_completed_from_longer_ones_and_counted():
+    trace = simulate("backup:1", UNEVEN, SPEC)
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    gradients = list(trace.gradients())
+    cancelled = [g for g in gradients if g.fate == "cancelled"]
+    assert recording.drawn + recording.bounds == len(cancelled) > 0
+    assert recording.total == len(gradients)
+    for worker, times in recording.times.items():
+        seen = [g.compute_s for g in gradients if g.worker == worker]
+        assert np.all(times >= np.array(seen))
+    words = f"{len(cancelled)} of {len(gradients)} computation times were cut short"
+    assert words in recording.left_to_chance()
+
+
+def test_times_cut_short_are_completed_to_what_they_would_have_been():
+    """Under `backup:1` most long times are cut; `sync` on them is within 20 % of the truth."""
+    cluster = Cluster.parse("50ms + exp:1ms + 5% exp:500ms")
+    spec = RunSpec(workers=8, steps=3000)
+    truth = summarize(simulate("sync", cluster, spec)).step_s.mean
+
+    imagined = summarize(what_if(simulate("backup:1", cluster, spec), "sync", spec)).step_s.mean
+
+    assert imagined == pytest.approx(truth, rel=0.2)
+
+
+NETWORK = "model=1MB,bandwidth=100MB,delay=1ms"
+
+
+@pytest.mark.parametrize("network", ["", NETWORK])
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+@pytest.mark.parametrize(
+    "policy", ["sync", "backup:1", "batchsync:3", "async", "softsync:3", "ssp:2", "delayed:1"]
+)
+def test_a_rule_replayed_on_its_own_recording_makes_the_same_updates(policy, late, network):
+    """What was cancelled takes longer than its bound, so it is cancelled again."""
+    cluster = Cluster.parse("exp:20ms,shift=50ms; worker 2 x3", network)
+    spec = RunSpec(workers=4, steps=60, seed=3, late=late)
+    trace = simulate(policy, cluster, spec)
+    recording = recorded_times(trace, seed=0, with_travel=False)
+
+    again = simulate(policy, Cluster(Replayed(recording), cluster.network), spec)
+
+    made = [(u.t, u.contributors) for u in trace.updates()]
+    assert [(u.t, u.contributors) for u in again.updates()] == made
+
+
+def test_nothing_is_left_to_chance_where_nothing_was_cancelled():
+    recording = recorded_times(simulate("sync", UNEVEN, SPEC), seed=0, with_travel=True)
+
+    assert recording.left_to_chance() == "all 240 computation times are as recorded"
+
+
+def test_a_time_longer_than_all_that_was_seen_keeps_its_bound():
+    """Worker 1 never finishes, and was given up later than anything that anybody finished."""
+    cluster = Cluster.parse("1s; worker 1 x100")
+    trace = simulate("backup:1", cluster, RunSpec(workers=2, steps=1))
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    assert recording.times[1].tolist() == [pytest.approx(1.0)]
+    assert (recording.drawn, recording.bounds) == (0, 1)
+    assert "1 are only known to be longer" in recording.left_to_chance()
+
+
+def test_where_longer_ones_were_finished_no_time_is_only_a_bound():
+    cluster = Cluster.parse("1s; worker 1 x1.5", faults="kill 0 at 3.1s")
+    trace = simulate("backup:1", cluster, RunSpec(workers=2, steps=5))
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    assert recording.drawn > 0
+    assert recording.left_to_chance().endswith(f"{recording.drawn} are drawn from longer ones")
+
+
+def test_travel_counts_where_the_new_simulation_has_no_network():
+    cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms")
+    trace = simulate("sync", cluster, RunSpec(workers=2, steps=3))
+
+    with_it = recorded_times(trace, seed=0, with_travel=True)
+    without = recorded_times(trace, seed=0, with_travel=False)
+
+    np.testing.assert_allclose(with_it.times[0], [5.2] * 3)
+    assert without.times[0].tolist() == [1.0] * 3
+
+
+def test_a_gradient_that_came_twice_is_no_computation():
+    trace = simulate("sync", UNEVEN, SPEC)
+    again = next(trace.gradients())
+    records = [*trace.records, replace(again, fate=Fate.DUPLICATE)]
+
+    recording = recorded_times(Trace(trace.header, records), seed=0, with_travel=True)
+
+    assert recording.total == 240
+
+
+def test_a_trace_without_a_finished_gradient_tells_nothing():
+    trace = simulate("sync", UNEVEN, SPEC)
+
+    with pytest.raises(TraceError, match="no finished gradient"):
+        recorded_times(Trace(trace.header, trace.records[:3]), seed=0, with_travel=True)
