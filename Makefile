@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
 
-# Use pip: it is the only installer that finds the CPU build of torch that constraints.txt pins.
+# Use pip: other installers don't find the CPU build of torch that constraints.txt pins.
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Paceline needs Python 3.11 or newer; choose one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -33,16 +33,16 @@ check: $(READY)  ## check lint, format and types
 test: check      ## run the checks, then every test (about 15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
-fuzz: $(READY)   ## fuzz everything that reads bytes from a connection, for one minute
+fuzz: $(READY)   ## fuzz the code that reads bytes from a connection, for one minute
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python tests/fuzz/wire_fuzz.py -max_total_time=60
 
-bench: $(READY)  ## measure the simulator, a step against DDP, and runs against their limit
+bench: $(READY)  ## measure the simulator, the step time compared to DDP, and runs compared to their simulation
 	$(BIN)/python bench/simulator.py
 	$(BIN)/python bench/runtime.py
 	$(BIN)/python bench/stragglers.py
 
-figures: $(READY) ## redraw the figures of the documentation
+figures: $(READY) ## redraw the figures in docs/
 	$(BIN)/python docs/figures.py
 
 clean:           ## remove .venv and all generated files

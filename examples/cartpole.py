@@ -14,13 +14,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import paceline
 
-parser = argparse.ArgumentParser(description="balance a pole on a cart")
+parser = argparse.ArgumentParser(description="Balance a pole on a cart.")
 parser.add_argument("--lr", type=float, default=0.01)
-parser.add_argument("--steps", type=int, default=300, help="at most this many per worker")
+parser.add_argument("--steps", type=int, default=300, help="maximum number of gradients per worker")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
-EPISODES, MOMENTS = 8, 200  # episodes that a worker plays at once; length in 1/50 s
+EPISODES, MOMENTS = 8, 200  # episodes per gradient; steps of 1/50 s per episode
 LIMITS = torch.tensor([2.4, torch.inf, 0.21, torch.inf])  # in metres and radians
 
 
@@ -35,7 +35,7 @@ def move(state, right):
 
 @torch.no_grad()
 def play(model):
-    """Play; return the states, the actions, and 1 while the pole stood, 0 afterwards."""
+    """Play episodes; return states, actions, and 1 while the pole stands, 0 afterwards."""
     state, stood = torch.rand(EPISODES, 4) * 0.1 - 0.05, torch.ones(EPISODES)
     moments = []
     # Play to the end even if all poles have fallen. If bad games ended sooner, a rule that doesn't
@@ -60,7 +60,7 @@ for _ in range(args.steps):
     if run.finished:  # without a loader, the loop must check for the end of the run
         break
     states, rights, stood = play(model)
-    future = stood.flip(0).cumsum(0).flip(0)  # how long it still stood
+    future = stood.flip(0).cumsum(0).flip(0)  # number of steps that it still stands
     scores, baseline = model(states).unbind(-1)
     advantage = future / MOMENTS - baseline
     surprise = binary_cross_entropy_with_logits(scores, rights, reduction="none")

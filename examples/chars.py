@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
-parser = argparse.ArgumentParser(description="a character language model")
+parser = argparse.ArgumentParser(description="Train a character language model.")
 parser.add_argument("--lr", type=float, default=0.005)
-parser.add_argument("--epochs", type=int, default=1, help="for use without paceline run")
+parser.add_argument("--epochs", type=int, default=1, help="used only without paceline run")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -31,7 +31,7 @@ text = "".join(map(inspect.getsource, [argparse, inspect, typing]))
 letters = sorted(set(text))
 code = {letter: number for number, letter in enumerate(letters)}
 codes = torch.tensor([code[letter] for letter in text])
-pieces = codes.unfold(0, 33, 32)  # 32 characters each, plus the next one
+pieces = codes.unfold(0, 33, 32)  # 32 characters each, plus the next character as target
 test = torch.arange(len(pieces)) % 20 == 0  # every twentieth piece is for testing
 loader = DataLoader(TensorDataset(pieces[~test]), batch_size=32, shuffle=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Logistic regression on the breast cancer data: a convex problem with a known optimum.
+"""Train a logistic regression on the breast cancer data: a convex problem with a known optimum.
 
 $ paceline run --workers 4 --policy backup:1 --steps 300 examples/logistic.py
 server    | 300 updates of 14400 samples in 1.6 s
@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
-parser = argparse.ArgumentParser(description="logistic regression")
+parser = argparse.ArgumentParser(description="Train a logistic regression.")
 parser.add_argument("--lr", type=float, default=1.0)
-parser.add_argument("--epochs", type=int, default=10, help="for use without paceline run")
+parser.add_argument("--epochs", type=int, default=10, help="used only without paceline run")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -31,7 +31,7 @@ loader = DataLoader(TensorDataset(x[~test], y[~test]), batch_size=16, shuffle=Tr
 
 model = nn.Sequential(nn.Linear(30, 1), nn.Flatten(0)).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-scheduler = LambdaLR(optimizer, lambda update: 1 / (1 + update / 30))  # so that the noise vanishes
+scheduler = LambdaLR(optimizer, lambda update: 1 / (1 + update / 30))  # so that the gradient noise vanishes
 
 run = paceline.join()
 model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
