@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the decider does under every rule: beginnings and ends, comings and goings, bad reports."""
+"""What the decider does under every rule: start and end, joins and deaths, illegal events."""
 
 from math import inf, nan
 
@@ -36,19 +36,19 @@ from paceline.spec import RunSpec
 
 
 def kinds(actions):
-    """The types of the actions: enough where the values are told elsewhere."""
+    """Return the types of the actions, for tests that don't need the values."""
     return [type(action) for action in actions]
 
 
 # ------------------------------------------------------------------------------------ beginning
 
 
-def test_a_policy_that_cannot_run_with_the_spec_is_refused():
+def test_policy_that_cannot_run_with_the_spec_is_refused():
     with pytest.raises(SpecError, match="smaller than the number of workers"):
         Decider(Backup(3), RunSpec(workers=3))
 
 
-def test_a_run_begins_when_as_many_have_joined_as_an_update_needs(decide):
+def test_run_begins_when_enough_workers_for_an_update_have_joined(decide):
     decider = decide("sync", workers=2)
     assert decider.handle(WorkerJoined(0.0, 5)) == []
     assert decider.handle(WorkerJoined(1.0, 7)) == [
@@ -73,20 +73,20 @@ def test_a_run_begins_when_as_many_have_joined_as_an_update_needs(decide):
         ("delayed:1", 3),
     ],
 )
-def test_a_run_waits_for_no_more_than_its_rule_needs(policy, needed):
+def test_run_begins_with_as_many_workers_as_its_rule_needs(policy, needed):
     cluster = Cluster.of(policy, joined=False)
     for worker in range(needed - 1):
         assert cluster.join(worker) == []
     assert cluster.join(needed - 1)[0] == Resume()
 
 
-def test_a_run_does_not_begin_below_min_workers():
+def test_run_does_not_begin_below_min_workers():
     cluster = Cluster.of("async", joined=False, min_workers=2)
     assert cluster.join(0) == []
     assert cluster.join(1)[0] == Resume()
 
 
-def test_a_worker_that_came_and_died_is_not_waited_for_at_the_beginning():
+def test_worker_that_joined_and_died_counts_towards_the_beginning():
     cluster = Cluster.of("sync", joined=False)
     cluster.join(0)
     cluster.leave(0)
@@ -94,7 +94,7 @@ def test_a_worker_that_came_and_died_is_not_waited_for_at_the_beginning():
     assert cluster.join(2) == [Resume(), SendParams(1, 1, 0), SendParams(2, 1, 0)]
 
 
-def test_a_worker_that_came_twice_counts_once_towards_the_beginning():
+def test_worker_that_joined_twice_counts_once_towards_the_beginning():
     cluster = Cluster.of("sync", workers=2, joined=False)
     cluster.join(0)
     cluster.leave(0)
@@ -102,7 +102,7 @@ def test_a_worker_that_came_twice_counts_once_towards_the_beginning():
     assert cluster.join(1)[0] == Resume()
 
 
-def test_min_workers_must_be_here_at_the_beginning_however_many_have_come():
+def test_run_begins_only_with_min_workers_alive():
     cluster = Cluster.of("sync", joined=False, min_workers=2)
     for worker in (0, 1):
         cluster.join(worker)
@@ -111,15 +111,15 @@ def test_min_workers_must_be_here_at_the_beginning_however_many_have_come():
     assert cluster.join(0) == [Resume(), SendParams(2, 1, 0), SendParams(0, 1, 0)]
 
 
-def test_who_comes_after_the_beginning_is_asked_at_once():
+def test_worker_that_joins_after_the_beginning_gets_work_immediately():
     cluster = Cluster.of("backup:1", joined=False)
     cluster.join(0)
     cluster.join(1)
     assert cluster.join(2) == [SendParams(2, 1, 0)]
 
 
-def test_who_came_is_forgotten_once_the_run_has_begun():
-    """A run with workers that come and go for weeks must not grow."""
+def test_list_of_joined_workers_is_cleared_when_the_run_begins():
+    """The state of a run whose workers join and leave for weeks must not grow."""
     cluster = Cluster.of("sync", joined=False)
     cluster.join(0)
     assert cluster.decider.ledger.joined == {0}
@@ -131,7 +131,7 @@ def test_who_came_is_forgotten_once_the_run_has_begun():
 # --------------------------------------------------------------------------- coming and going
 
 
-def test_a_worker_beyond_w_is_a_further_backup():
+def test_worker_beyond_w_is_an_additional_backup():
     cluster = Cluster.of("sync", workers=2)
     assert cluster.join(2) == [SendParams(2, 1, 0)]
     cluster.arrive(2)
@@ -144,7 +144,7 @@ def test_a_worker_beyond_w_is_a_further_backup():
     ]
 
 
-def test_the_death_of_the_one_waited_for_makes_the_update():
+def test_death_of_the_last_outstanding_worker_makes_the_update():
     cluster = Cluster.of("sync")
     cluster.arrive(0)
     cluster.arrive(1)
@@ -153,7 +153,7 @@ def test_the_death_of_the_one_waited_for_makes_the_update():
     assert (len(actions[0].contributions), actions[0].wanted) == (2, 3)
 
 
-def test_what_a_worker_gave_before_it_died_still_counts():
+def test_contribution_of_a_worker_that_died_still_counts():
     cluster = Cluster.of("sync")
     cluster.arrive(0)
     assert cluster.leave(0) == []
@@ -162,7 +162,7 @@ def test_what_a_worker_gave_before_it_died_still_counts():
     assert cluster.updates[0].contributions == tuple(Contribution(w, 0, 1) for w in range(3))
 
 
-def test_a_worker_that_comes_back_in_the_middle_of_an_update_does_not_count_twice():
+def test_worker_that_rejoins_during_an_update_does_not_count_twice():
     cluster = Cluster.of("sync")
     cluster.arrive(0)
     cluster.leave(0)
@@ -173,7 +173,7 @@ def test_a_worker_that_comes_back_in_the_middle_of_an_update_does_not_count_twic
     assert cluster.asked[0] == SendParams(0, turn=2, version=1)
 
 
-def test_a_worker_that_comes_back_without_having_given_gets_its_turn_anew():
+def test_worker_that_rejoins_without_a_contribution_gets_work_again():
     cluster = Cluster.of("sync")
     cluster.arrive(0, finite=False)
     cluster.leave(0)
@@ -183,8 +183,8 @@ def test_a_worker_that_comes_back_without_having_given_gets_its_turn_anew():
 
 
 @pytest.mark.parametrize("policy", ["sync", "async", "delayed:1", "ssp:0", "deadline:after=9"])
-def test_a_report_from_before_a_death_is_a_duplicate(policy):
-    """Turns are numbered through all the lives of a worker, so the old one is not the new one."""
+def test_report_from_before_a_death_is_a_duplicate(policy):
+    """Turns keep counting when a worker rejoins, so an old turn can't be mistaken for a new one."""
     cluster = Cluster.of(policy)
     cluster.leave(1)
     old = GradientArrived(9.0, 1, turn=1, version=0)
@@ -194,7 +194,7 @@ def test_a_report_from_before_a_death_is_a_duplicate(policy):
     assert cluster.arrive(1)[0] == Accept(1, 0, update=1)
 
 
-def test_a_report_from_before_a_death_is_a_duplicate_also_when_nothing_was_asked_since():
+def test_report_from_before_a_death_is_a_duplicate_even_without_new_work():
     cluster = Cluster.of("sync", min_workers=3)
     cluster.leave(2)
     cluster.leave(1)
@@ -204,7 +204,7 @@ def test_a_report_from_before_a_death_is_a_duplicate_also_when_nothing_was_asked
         cluster.handle(WorkAbandoned(9.0, 1, 1))
 
 
-def test_a_run_returns_to_n_when_workers_are_back():
+def test_updates_take_n_again_when_workers_are_back():
     cluster = Cluster.of("backup:1", workers=4)
     cluster.leave(0)
     cluster.leave(1)
@@ -227,20 +227,20 @@ def test_one_departure_can_make_several_updates():
 # ------------------------------------------------------------------------------ pause, resume
 
 
-def test_below_min_workers_the_run_pauses_and_says_what_it_waits_for():
+def test_run_pauses_below_min_workers_and_says_what_it_waits_for():
     cluster = Cluster.of("async", min_workers=2)
     assert cluster.leave(0) == []
     assert cluster.leave(1) == [Pause("1 of at least 2 workers; waits for 1")]
     assert cluster.leave(2) == []
 
 
-def test_without_anybody_the_run_pauses():
+def test_run_without_workers_pauses():
     cluster = Cluster.of("sync", workers=1)
     assert cluster.leave(0) == [Pause("0 of at least 1 workers; waits for 1")]
     assert cluster.join(0) == [Resume(), SendParams(0, 2, 0)]
 
 
-def test_in_a_pause_gradients_are_kept_but_nothing_is_asked_for():
+def test_gradients_are_kept_in_a_pause_but_no_work_is_assigned():
     cluster = Cluster.of("sync", min_workers=3)
     cluster.leave(2)
     assert cluster.arrive(0) == [Accept(0, 0, update=1)]
@@ -249,7 +249,7 @@ def test_in_a_pause_gradients_are_kept_but_nothing_is_asked_for():
     assert cluster.join(2) == [Resume(), SendParams(1, 2, 0), SendParams(2, 2, 0)]
 
 
-def test_in_a_pause_what_is_complete_is_made():
+def test_complete_update_is_made_in_a_pause():
     """So `async` still makes one update of each gradient, and not one of several."""
     cluster = Cluster.of("async", min_workers=3)
     cluster.leave(2)
@@ -266,7 +266,7 @@ def test_in_a_pause_what_is_complete_is_made():
     ]
 
 
-def test_an_update_that_is_made_in_a_pause_cancels_what_it_does_without():
+def test_update_in_a_pause_cancels_useless_work():
     cluster = Cluster.of("backup:2", workers=4, min_workers=4)
     cluster.arrive(3)
     assert kinds(cluster.leave(3)) == [Pause]
@@ -278,13 +278,13 @@ def test_an_update_that_is_made_in_a_pause_cancels_what_it_does_without():
     ]
 
 
-def test_the_last_update_ends_the_run_in_a_pause_too():
+def test_last_update_ends_the_run_even_in_a_pause():
     cluster = Cluster.of("async", min_workers=3, steps=1)
     cluster.leave(2)
     assert kinds(cluster.arrive(0)) == [Accept, ApplyUpdate, Cancel, Finish]
 
 
-def test_in_a_pause_no_timer_is_started():
+def test_no_timer_is_started_in_a_pause():
     cluster = Cluster.of("deadline:after=2", workers=2, min_workers=2)
     cluster.leave(0)
     cluster.join(0)
@@ -294,7 +294,7 @@ def test_in_a_pause_no_timer_is_started():
     assert kinds(cluster.join(1)) == [Resume, StartTimer, SendParams, SendParams]
 
 
-def test_a_run_goes_on_at_min_workers_without_waiting_for_the_rest():
+def test_run_resumes_with_min_workers():
     cluster = Cluster.of("sync", min_workers=2)
     cluster.leave(0)
     cluster.leave(1)
@@ -303,8 +303,8 @@ def test_a_run_goes_on_at_min_workers_without_waiting_for_the_rest():
     assert kinds(cluster.arrive(0)) == [Accept, ApplyUpdate, SendParams, SendParams]
 
 
-def test_what_is_there_when_all_come_back_is_used():
-    """The one who gave has had its turn: nobody who is here is outstanding."""
+def test_contribution_from_before_a_pause_is_used_after_it():
+    """The worker has already contributed, so no member is outstanding."""
     cluster = Cluster.of("sync")
     cluster.arrive(0)
     for worker in range(3):
@@ -317,13 +317,13 @@ def test_what_is_there_when_all_come_back_is_used():
 # ------------------------------------------------------------------------------ the last update
 
 
-def test_the_last_update_ends_the_run_and_cancels_what_is_under_way():
+def test_last_update_ends_the_run_and_cancels_work_in_progress():
     cluster = Cluster.of("backup:1", steps=1)
     cluster.arrive(0)
     assert cluster.arrive(1)[2:] == [Cancel(2, turn=1), Finish(1)]
 
 
-def test_after_the_end_every_report_is_late_and_nobody_is_asked():
+def test_reports_after_the_end_are_late_and_no_work_is_assigned():
     cluster = Cluster.of("backup:2", steps=1)
     cluster.arrive(0)
     assert cluster.arrive(1) == [Drop(1, 0, Fate.LATE)]
@@ -334,18 +334,18 @@ def test_after_the_end_every_report_is_late_and_nobody_is_asked():
     assert cluster.stop() == []
 
 
-def test_after_the_end_a_non_finite_gradient_is_still_called_so():
+def test_non_finite_gradient_after_the_end_keeps_its_fate():
     cluster = Cluster.of("backup:2", steps=1)
     cluster.arrive(0)
     assert cluster.arrive(1, finite=False) == [Drop(1, 0, Fate.NON_FINITE)]
 
 
-def test_under_a_rule_that_keeps_all_the_end_cancels_too():
+def test_end_cancels_work_even_under_a_rule_that_keeps_all():
     cluster = Cluster.of("async", steps=1)
     assert cluster.arrive(1)[2:] == [Cancel(0, 1), Cancel(2, 1), Finish(1)]
 
 
-def test_nobody_is_asked_for_an_update_beyond_the_last():
+def test_no_work_is_assigned_for_updates_after_the_last():
     cluster = Cluster.of("delayed:2", steps=2)
     cluster.arrive(0)
     assert cluster.arrive(0) == [Accept(0, 0, update=2)]
@@ -353,7 +353,7 @@ def test_nobody_is_asked_for_an_update_beyond_the_last():
     assert cluster.finish == Finish(2)
 
 
-def test_a_run_without_steps_goes_on():
+def test_run_without_steps_does_not_end():
     cluster = Cluster.of("sync")
     cluster.run_until(20)
     assert cluster.finish is None
@@ -363,32 +363,32 @@ def test_a_run_without_steps_goes_on():
 
 
 @pytest.mark.parametrize("present", [0, 1, 2])
-def test_a_run_that_is_stopped_before_it_began_ends_at_once(present):
+def test_run_that_is_stopped_before_it_begins_ends_immediately(present):
     cluster = Cluster.of("sync", joined=False)
     for worker in range(present):
         cluster.join(worker)
     assert cluster.stop() == [Finish(0)]
 
 
-def test_with_nothing_in_the_making_a_stop_is_the_end():
+def test_stop_without_pending_contributions_ends_the_run():
     cluster = Cluster.of("sync", workers=2)
     assert cluster.stop() == [Cancel(0, 1), Cancel(1, 1), Finish(0)]
 
 
-def test_a_non_finite_gradient_leaves_nothing_in_the_making():
+def test_non_finite_gradient_is_not_a_pending_contribution():
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0, finite=False)
     assert cluster.stop() == [Cancel(0, 2), Cancel(1, 1), Finish(0)]
 
 
-def test_an_update_in_the_making_is_made_before_the_end():
+def test_pending_update_is_made_before_the_end():
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0)
     assert cluster.stop() == []
     assert kinds(cluster.arrive(1)) == [Accept, ApplyUpdate, Finish]
 
 
-def test_while_an_update_is_awaited_work_for_it_goes_on():
+def test_work_for_a_pending_update_continues_after_a_stop():
     cluster = Cluster.of("softsync:4", workers=1)
     cluster.arrive(0)
     cluster.stop()
@@ -397,14 +397,14 @@ def test_while_an_update_is_awaited_work_for_it_goes_on():
     assert cluster.finish == Finish(1)
 
 
-def test_after_a_stop_a_gradient_that_is_given_up_is_asked_for_again():
+def test_abandoned_work_for_a_pending_update_is_assigned_again_after_a_stop():
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0)
     cluster.stop()
     assert cluster.abandon(1) == [Drop(1, 0, Fate.CANCELLED), SendParams(1, 2, 0)]
 
 
-def test_every_update_in_the_making_is_made_before_the_end():
+def test_all_pending_updates_are_made_before_the_end():
     cluster = Cluster.of("delayed:1", workers=2)
     cluster.arrive(0)
     cluster.arrive(0)
@@ -414,7 +414,7 @@ def test_every_update_in_the_making_is_made_before_the_end():
     assert cluster.finish == Finish(2)
 
 
-def test_a_stop_never_makes_a_run_longer():
+def test_stop_never_makes_a_run_longer():
     cluster = Cluster.of("delayed:1", workers=2, steps=1)
     cluster.arrive(0)
     cluster.stop()
@@ -422,7 +422,7 @@ def test_a_stop_never_makes_a_run_longer():
     assert cluster.finish == Finish(1)
 
 
-def test_a_second_stop_changes_nothing():
+def test_second_stop_changes_nothing():
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0)
     cluster.stop()
@@ -432,14 +432,14 @@ def test_a_second_stop_changes_nothing():
     assert view_of(cluster.decider) == before
 
 
-def test_a_stop_in_a_pause_is_the_end_and_tells_what_was_not_used():
+def test_stop_in_a_pause_ends_the_run_and_lists_unused_contributions():
     cluster = Cluster.of("sync", min_workers=3)
     cluster.arrive(0, samples=7)
     cluster.leave(2)
     assert cluster.stop() == [Cancel(1, 1), Finish(0, unused=(Contribution(0, 0, 7),))]
 
 
-def test_a_pause_after_a_stop_is_the_end():
+def test_pause_after_a_stop_ends_the_run():
     cluster = Cluster.of("sync", min_workers=3)
     cluster.arrive(0)
     cluster.stop()
@@ -448,7 +448,7 @@ def test_a_pause_after_a_stop_is_the_end():
     assert actions[-1].unused == (Contribution(0, 0, 1),)
 
 
-def test_after_the_end_nothing_is_in_the_making():
+def test_no_contributions_are_pending_after_the_end():
     cluster = Cluster.of("delayed:1", min_workers=3)
     cluster.run_until(2)
     cluster.arrive(0)
@@ -458,8 +458,8 @@ def test_after_the_end_nothing_is_in_the_making():
     assert cluster.decider.ledger.tallies == {3: Tally()}
 
 
-def test_a_stop_in_a_pause_ends_the_run_after_what_is_complete():
-    """Worker 1 gave to update 1 before it died, so that is whole with worker 2; update 2 is not."""
+def test_stop_in_a_pause_ends_the_run_after_the_complete_updates():
+    """Worker 1 contributed to update 1 before it died, so worker 2 completes it, but not update 2."""
     cluster = Cluster.of("delayed:1", min_workers=3)
     for worker in (0, 0, 1):
         cluster.arrive(worker)
@@ -468,7 +468,7 @@ def test_a_stop_in_a_pause_ends_the_run_after_what_is_complete():
     assert cluster.stop() == [Finish(1, unused=(Contribution(0, 0, 1),))]
 
 
-def test_what_is_not_used_is_told_update_by_update():
+def test_unused_contributions_are_listed_by_update():
     cluster = Cluster.of("delayed:1", min_workers=3)
     cluster.arrive(0, samples=2)
     cluster.arrive(0, samples=5)
@@ -478,7 +478,7 @@ def test_what_is_not_used_is_told_update_by_update():
     assert cluster.stop()[-1] == Finish(0, unused)
 
 
-def test_the_death_of_the_one_waited_for_ends_a_run_that_stops():
+def test_death_of_the_last_outstanding_worker_ends_a_stopping_run():
     cluster = Cluster.of("sync")
     cluster.arrive(0)
     cluster.arrive(1)
@@ -486,8 +486,8 @@ def test_the_death_of_the_one_waited_for_ends_a_run_that_stops():
     assert kinds(cluster.leave(2)) == [ApplyUpdate, Finish]
 
 
-def test_after_a_stop_no_gradient_is_accepted_for_an_update_that_will_not_be_made():
-    """An accepted gradient is part of an update; this one cannot be, and that is known."""
+def test_gradient_for_an_update_after_the_last_is_not_accepted():
+    """An accepted gradient must go into an update, and this one can't."""
     cluster = Cluster.of("delayed:1", workers=2)
     cluster.arrive(0)  # for update 1; it goes on with update 2
     cluster.stop()  # update 1 is the last
@@ -498,7 +498,7 @@ def test_after_a_stop_no_gradient_is_accepted_for_an_update_that_will_not_be_mad
 # ------------------------------------------------------------------------ non-finite gradients
 
 
-def test_a_non_finite_gradient_is_refused_and_the_update_is_made_without_it():
+def test_non_finite_gradient_is_refused_and_the_update_is_made_without_it():
     cluster = Cluster.of("sync")
     assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
     cluster.arrive(1)
@@ -508,7 +508,7 @@ def test_a_non_finite_gradient_is_refused_and_the_update_is_made_without_it():
     assert (update.weights, update.wanted) == ((0.5, 0.5), 3)
 
 
-def test_a_refused_worker_that_is_quick_enough_gives_after_all():
+def test_retry_after_a_non_finite_gradient_can_still_count():
     cluster = Cluster.of("sync")
     cluster.arrive(0, finite=False)
     cluster.arrive(1)
@@ -517,7 +517,7 @@ def test_a_refused_worker_that_is_quick_enough_gives_after_all():
     assert [c.worker for c in cluster.updates[0].contributions] == [1, 0, 2]
 
 
-def test_a_refused_gradient_of_the_last_one_outstanding_makes_the_update():
+def test_non_finite_gradient_of_the_last_outstanding_worker_makes_the_update():
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0)
     assert cluster.arrive(1, finite=False) == [
@@ -528,7 +528,7 @@ def test_a_refused_gradient_of_the_last_one_outstanding_makes_the_update():
     ]
 
 
-def test_when_every_gradient_is_non_finite_all_just_try_again_at_the_same_version():
+def test_all_workers_retry_if_every_gradient_is_non_finite():
     cluster = Cluster.of("sync")
     for turn in (2, 3):
         for worker in range(3):
@@ -539,7 +539,7 @@ def test_when_every_gradient_is_non_finite_all_just_try_again_at_the_same_versio
     assert kinds(cluster.arrive(1)) == [Accept, ApplyUpdate, Cancel, Cancel, SendParams]
 
 
-def test_the_death_of_the_only_finite_hope_leaves_the_others_at_work():
+def test_excused_workers_continue_when_the_only_outstanding_worker_dies():
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0, finite=False)
     assert cluster.leave(1) == []
@@ -547,8 +547,8 @@ def test_the_death_of_the_only_finite_hope_leaves_the_others_at_work():
     assert kinds(cluster.arrive(0)) == [Accept, ApplyUpdate, SendParams]
 
 
-def test_a_refused_gradient_takes_no_place():
-    """The update takes as many sound ones as it needs, as long as somebody may still bring one."""
+def test_non_finite_gradient_does_not_count_towards_n():
+    """The update waits for as many finite gradients as it needs, as long as one may still come."""
     cluster = Cluster.of("backup:1")
     cluster.arrive(0, finite=False)
     assert cluster.arrive(1) == [Accept(1, 0, update=1)]
@@ -556,14 +556,14 @@ def test_a_refused_gradient_takes_no_place():
     assert [c.worker for c in cluster.updates[0].contributions] == [1, 2]
 
 
-def test_who_is_excused_and_gives_up_the_retry_stays_excused():
+def test_excused_worker_that_abandons_its_retry_stays_excused():
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0, finite=False)
     assert cluster.abandon(0) == [Drop(0, 0, Fate.CANCELLED), SendParams(0, 3, 0)]
     assert kinds(cluster.arrive(1)) == [Accept, ApplyUpdate, Cancel, SendParams]
 
 
-def test_who_is_excused_and_dies_changes_nothing_for_those_waited_for():
+def test_death_of_an_excused_worker_changes_nothing():
     cluster = Cluster.of("sync")
     cluster.arrive(0, finite=False)
     cluster.arrive(1)
@@ -572,7 +572,7 @@ def test_who_is_excused_and_dies_changes_nothing_for_those_waited_for():
     assert kinds(cluster.arrive(2)) == [Accept, ApplyUpdate, SendParams, SendParams]
 
 
-def test_a_worker_of_a_rule_that_repeats_is_done_once_it_has_given_something_sound():
+def test_worker_with_a_finite_contribution_is_not_excused_under_a_rule_that_repeats():
     cluster = Cluster.of("batchsync:3", workers=2)
     cluster.arrive(0)
     assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 3, 0)]
@@ -584,8 +584,8 @@ def test_a_worker_of_a_rule_that_repeats_is_done_once_it_has_given_something_sou
     assert (tally.done, tally.excused) == ({0, 1}, set())
 
 
-def test_a_worker_that_comes_back_after_a_refused_gradient_may_give():
-    """Full synchronous training waits for worker 1, which is here and at work."""
+def test_worker_that_rejoins_after_a_non_finite_gradient_can_contribute():
+    """Full synchronous training waits for worker 1, which is a member and busy."""
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0, finite=False)
     cluster.leave(0)
@@ -595,8 +595,8 @@ def test_a_worker_that_comes_back_after_a_refused_gradient_may_give():
     assert [c.worker for c in cluster.updates[0].contributions] == [0, 1]
 
 
-def test_a_worker_that_comes_back_after_a_refused_gradient_is_waited_for():
-    """It is here and at work, as worker 1 was."""
+def test_update_waits_for_a_worker_that_rejoined_after_a_non_finite_gradient():
+    """It is a member and busy, as worker 1 was."""
     cluster = Cluster.of("sync", workers=2)
     cluster.arrive(0, finite=False)
     cluster.leave(0)
@@ -609,12 +609,12 @@ def test_a_worker_that_comes_back_after_a_refused_gradient_is_waited_for():
 @pytest.mark.parametrize(
     "policy", ["sync", "backup:1", "batchsync:2", "async", "softsync:2", "ssp:1", "delayed:1"]
 )
-def test_every_rule_asks_again_at_once(policy):
+def test_every_rule_assigns_work_again_after_a_non_finite_gradient(policy):
     cluster = Cluster.of(policy)
     assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
 
 
-def test_a_late_non_finite_gradient_does_not_excuse_from_the_next_update():
+def test_late_non_finite_gradient_does_not_excuse_the_worker_from_the_next_update():
     cluster = Cluster.of("backup:1")
     cluster.arrive(0)
     cluster.arrive(1)
@@ -622,8 +622,8 @@ def test_a_late_non_finite_gradient_does_not_excuse_from_the_next_update():
     assert cluster.decider.ledger.outstanding() == 3
 
 
-def test_a_delayed_update_of_which_all_was_non_finite_is_asked_for_again():
-    """Nobody goes on to a later update before it has given to this one."""
+def test_delayed_update_with_only_non_finite_gradients_is_computed_again():
+    """No worker continues with a later update before it has contributed to this one."""
     cluster = Cluster.of("delayed:1", workers=2)
     assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
     assert cluster.arrive(1, finite=False) == [Drop(1, 0, Fate.NON_FINITE), SendParams(1, 2, 0)]
@@ -640,7 +640,7 @@ def test_a_delayed_update_of_which_all_was_non_finite_is_asked_for_again():
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "deadline", "delayed:1"])
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_duplicate_is_dropped_and_changes_only_the_time(policy, idle):
+def test_duplicate_is_dropped_and_changes_only_the_time(policy, idle):
     cluster = Cluster.of(policy)
     cluster.arrive(0)
     if not idle:
@@ -653,13 +653,13 @@ def test_a_duplicate_is_dropped_and_changes_only_the_time(policy, idle):
     assert view_of(cluster.decider) == before
 
 
-def test_a_gradient_that_comes_after_it_was_given_up_is_a_duplicate():
+def test_gradient_of_an_abandoned_turn_is_a_duplicate():
     cluster = Cluster.of("sync")
     cluster.abandon(0)
     assert cluster.handle(GradientArrived(9.0, 0, 1, 0)) == [Drop(0, 0, Fate.DUPLICATE)]
 
 
-def test_work_that_is_given_up_is_asked_for_again():
+def test_abandoned_work_is_assigned_again():
     cluster = Cluster.of("sync")
     assert cluster.abandon(0) == [Drop(0, 0, Fate.CANCELLED), SendParams(0, 2, 0)]
 
@@ -706,7 +706,7 @@ ILLEGAL = {
 
 @pytest.mark.parametrize("policy", ["sync", "deadline:after=9", "delayed:1"])
 @pytest.mark.parametrize("case", ILLEGAL)
-def test_an_illegal_event_is_refused_and_leaves_the_state_as_it_was(decide, policy, case):
+def test_illegal_event_is_refused_and_changes_nothing(decide, policy, case):
     event, complaint = ILLEGAL[case]
     decider, twin = decide(policy), decide(policy)
     beginning = [WorkerJoined(0.0, worker) for worker in range(3)]
@@ -721,20 +721,20 @@ def test_an_illegal_event_is_refused_and_leaves_the_state_as_it_was(decide, poli
     assert decider.handle(nxt) == twin.handle(nxt)
 
 
-def test_an_error_tells_the_event_that_was_refused():
+def test_error_shows_the_refused_event():
     event = WorkerLeft(1.0, 9, "killed")
     with pytest.raises(ProtocolError) as error:
         Cluster.of("sync").handle(event)
     assert repr(event) in str(error.value)
 
 
-def test_time_may_stand_still(decide):
+def test_events_may_have_the_same_time(decide):
     decider = decide("sync", workers=1)
     decider.handle(WorkerJoined(1.0, 0))
     assert kinds(decider.handle(GradientArrived(1.0, 0, 1, 0))) == [Accept, ApplyUpdate, SendParams]
 
 
-def test_time_before_zero_is_backwards(decide):
+def test_negative_time_is_refused(decide):
     with pytest.raises(ProtocolError, match="time must be finite and not before"):
         decide("sync").handle(WorkerJoined(-1.0, 0))
 
@@ -747,14 +747,14 @@ def test_timers_are_numbered_through_the_whole_run():
     assert cluster.arrive(0)[2] == StartTimer(4, at=cluster.now + 5)
 
 
-def test_a_timer_that_comes_too_late_is_harmless():
+def test_outdated_timer_has_no_effect():
     cluster = Cluster.of("deadline:after=5", workers=1)
     cluster.arrive(0)
     assert cluster.fire(1) == []
     assert not cluster.decider.ledger.overdue
 
 
-def test_a_timer_that_comes_twice_is_harmless():
+def test_timer_that_fires_twice_has_no_further_effect():
     cluster = Cluster.of("deadline:after=5", workers=2)
     cluster.fire(1)
     before = state_of(cluster.decider)
@@ -762,15 +762,15 @@ def test_a_timer_that_comes_twice_is_harmless():
     assert view_of(cluster.decider) == before
 
 
-def test_a_timer_that_comes_early_counts():
-    """The clock is the shell's: it knows best what time it is."""
+def test_timer_that_fires_early_counts():
+    """The clock belongs to the shell, so the core trusts it."""
     cluster = Cluster.of("deadline:after=5", workers=2)
     cluster.arrive(0)
     assert kinds(cluster.handle(TimerFired(2.0, 1)))[:2] == [ApplyUpdate, Cancel]
 
 
-def test_a_timer_from_before_a_pause_is_harmless_after_it():
-    """Before the rule has learnt enough to start it again."""
+def test_timer_from_before_a_pause_has_no_effect_after_it():
+    """The rule hasn't learned enough to start a new one."""
     cluster = Cluster.of("deadline:n_min=2", workers=4, min_workers=3)
     cluster.arrive(0)
     cluster.arrive(1)
@@ -784,7 +784,7 @@ def test_a_timer_from_before_a_pause_is_harmless_after_it():
     assert not cluster.decider.ledger.overdue
 
 
-def test_a_timer_from_before_a_pause_is_harmless_also_if_none_was_started_since():
+def test_timer_from_before_a_pause_has_no_effect_even_without_a_new_one():
     cluster = Cluster.of("deadline", workers=2)
     cluster.arrive(0)
     cluster.fire(1)
@@ -800,7 +800,7 @@ def test_a_timer_from_before_a_pause_is_harmless_also_if_none_was_started_since(
 # ------------------------------------------------------------------------------- would_accept
 
 
-def test_would_accept_tells_whether_work_under_way_would_count():
+def test_would_accept_says_whether_work_in_progress_would_count():
     cluster = Cluster.of("backup:1", steps=2)
     decider = cluster.decider
     assert decider.would_accept(2)
@@ -827,14 +827,14 @@ def test_would_accept_does_not_change_the_state(policy):
 # ------------------------------------------------------------------------------------- replay
 
 
-def test_replay_tells_what_was_decided_on_each_event():
+def test_replay_returns_the_actions_of_each_event():
     cluster = Cluster.of("backup:1")
     cluster.run_until(3)
     spec = cluster.decider.ledger.spec
     assert replay(cluster.decider.policy, spec, cluster.events) == cluster.actions
 
 
-def test_replay_refuses_what_the_policy_could_not_have_seen():
+def test_replay_refuses_illegal_events():
     events = [WorkerJoined(0.0, 0), GradientArrived(1.0, 0, 1, 0)]
     with pytest.raises(ProtocolError, match="has had 0 turns"):
         replay(Backup(0), RunSpec(workers=2), events)
@@ -903,7 +903,7 @@ def test_last_update_is_reported_after_the_end():
 
 
 @pytest.mark.parametrize("sq_norm", [-1.0, nan, inf])
-def test_norm_that_is_no_norm_is_refused(sq_norm):
+def test_invalid_norm_is_refused(sq_norm):
     cluster = Cluster.of("async", workers=1)
     with pytest.raises(ProtocolError, match="sq_norm must be >= 0 and finite"):
         cluster.decider.handle(GradientArrived(1.0, 0, 1, 0, sq_norm=sq_norm))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""All interleavings of three workers over a few versions, the laws checked at each event.
+"""All interleavings of three workers over a few versions; the laws are checked at each event.
 
-From each state every possible next thing is tried: any worker that works reports, one that was
-cancelled gives up instead, a timer fires. With a fault, one bad thing more happens at any place: a
-worker dies (and may come back whenever it likes), gives up work that was wanted, has a non-finite
-gradient, comes as a fourth, or the run is told to stop.
+From each state the test tries every possible next event: a busy worker reports, a cancelled one
+abandons its work, a timer fires, the shell reports an update. With a fault, one more thing happens
+at any point: a worker dies (and may rejoin at any time), abandons work that was needed, has a
+non-finite gradient, a fourth worker joins, or the run is asked to stop.
 
-States that differ only in times and in the numbers of turns and timers are one state: no decision
-depends on these, but for the time at which a timer is to fire, and here timers fire at any time. So
-the tree of all schedules folds into a graph that is small enough to walk whole.
+States that differ only in times and in the numbers of turns and timers count as the same state: no
+decision depends on these, except for when a timer fires, and here timers fire at any time. So the
+tree of all schedules becomes a graph that is small enough to explore completely.
 """
 
 import pytest
@@ -31,28 +31,28 @@ STEPS = {
     "ssp:0": (9, 5),
     "ssp:1": (6, 3),
 }
-"""How many updates the walk goes through: on a good day, and on one with a fault."""
+"""How many updates to explore: without a fault, and with one."""
 
 
 def state(cluster, faults):
-    """What the future depends on."""
+    """Return everything that later decisions depend on."""
     ledger = cluster.decider.ledger
     return (
         faults,
         (ledger.version, ledger.last, ledger.paused, ledger.finished),
-        (ledger.timer_runs, ledger.overdue, bool(cluster.due), remembered(cluster.decider)),
+        (ledger.timer_runs, ledger.overdue, bool(cluster.due), memory_state(cluster.decider)),
         tuple(
             (worker, member.work, member.cancelled)
             for worker, member in sorted(ledger.members.items())
         ),
         tuple(ledger.idle),
-        tuple((update, gathered(tally)) for update, tally in sorted(ledger.tallies.items())),
+        tuple((update, tally_state(tally)) for update, tally in sorted(ledger.tallies.items())),
         tuple(ledger.applying),
     )
 
 
-def remembered(decider):
-    """What the rule has learnt, as far as more than the time of a timer depends on it."""
+def memory_state(decider):
+    """Return the part of the rule's memory that affects more than the time of a timer."""
     memory = decider.ledger.memory
     if decider.policy.name == "ssp":
         here = {worker: memory[worker] for worker in sorted(decider.ledger.members)}
@@ -64,14 +64,14 @@ def remembered(decider):
     return None
 
 
-def gathered(tally):
-    """What an update in the making has; in which order it came makes no difference."""
+def tally_state(tally):
+    """Return the contributions of an update; their order makes no difference."""
     givers = sorted((c.worker, c.version) for c in tally.contributions)
     return tuple(givers), frozenset(tally.done), frozenset(tally.excused)
 
 
-def good_moves(cluster):
-    """Everything that may happen on a good day: method, argument, further arguments."""
+def normal_moves(cluster):
+    """Yield everything that can happen without a fault: method, arguments, keyword arguments."""
     for worker in cluster.working:
         yield "arrive", (worker,), {}
         if worker in cluster.cancelled:
@@ -85,8 +85,8 @@ def good_moves(cluster):
             yield "join", (worker,), {}
 
 
-def bad_moves(cluster):
-    """Everything that may happen on a bad day besides."""
+def faulty_moves(cluster):
+    """Yield everything else that can happen with a fault."""
     for worker in cluster.working:
         yield "arrive", (worker,), {"finite": False}
         if worker not in cluster.cancelled:
@@ -98,7 +98,7 @@ def bad_moves(cluster):
 
 
 def explore(policy, steps, faults, min_workers=1):
-    """Walk the whole graph; give each state once, as a cluster that is in it."""
+    """Explore the whole graph; yield a cluster in each state once."""
     first = Cluster.of(policy, steps=steps, min_workers=min_workers)
     seen, todo = {state(first, faults)}, [(first, faults)]
     while todo:
@@ -106,9 +106,9 @@ def explore(policy, steps, faults, min_workers=1):
         yield cluster
         if cluster.finish:
             continue
-        moves = [(move, left) for move in good_moves(cluster)]
+        moves = [(move, left) for move in normal_moves(cluster)]
         if left:
-            moves += [(move, left - 1) for move in bad_moves(cluster)]
+            moves += [(move, left - 1) for move in faulty_moves(cluster)]
         for (name, args, more), left_then in moves:
             twin = cluster.fork()
             getattr(twin, name)(*args, **more)
@@ -118,8 +118,8 @@ def explore(policy, steps, faults, min_workers=1):
                 todo.append((twin, left_then))
 
 
-def hold_that_it_can_go_on(cluster):
-    """Nobody waits who could work, and there is something that the run waits for."""
+def check_that_it_can_continue(cluster):
+    """Check that no idle worker could work, and that the run waits for something."""
     if cluster.finish or cluster.paused:
         return
     assert cluster.working
@@ -130,8 +130,8 @@ def hold_that_it_can_go_on(cluster):
 
 
 @pytest.mark.parametrize("policy", ["backup:1", "delayed:2", "deadline"])
-def test_a_fork_shares_nothing_that_changes(policy):
-    """Otherwise the walk would step on its own feet."""
+def test_fork_shares_no_mutable_state(policy):
+    """Otherwise exploring one branch would change another."""
     cluster = Cluster.of(policy)
     cluster.arrive(0)
     before = state_of(cluster.decider)
@@ -143,21 +143,21 @@ def test_a_fork_shares_nothing_that_changes(policy):
 
 
 @pytest.mark.parametrize("policy", STEPS)
-def test_every_interleaving_keeps_the_laws(policy):
+def test_every_interleaving_obeys_the_laws(policy):
     steps, _ = STEPS[policy]
     finished = 0
     for cluster in explore(policy, steps, faults=0):
-        hold_that_it_can_go_on(cluster)
+        check_that_it_can_continue(cluster)
         finished += cluster.finish is not None
     assert finished > 0
 
 
 @pytest.mark.parametrize("policy", STEPS)
-def test_every_interleaving_with_a_fault_anywhere_keeps_the_laws_and_comes_to_its_end(policy):
+def test_every_interleaving_with_a_fault_obeys_the_laws_and_finishes(policy):
     _, steps = STEPS[policy]
     finished = 0
     for cluster in explore(policy, steps, faults=1):
-        hold_that_it_can_go_on(cluster)
+        check_that_it_can_continue(cluster)
         finished += cluster.finish is not None
         twin = cluster.fork()
         twin.run_until(steps)
@@ -166,11 +166,11 @@ def test_every_interleaving_with_a_fault_anywhere_keeps_the_laws_and_comes_to_it
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "delayed:1", "deadline:0.5", "async"])
-def test_every_interleaving_with_a_pause_anywhere_keeps_the_laws_and_comes_to_its_end(policy):
-    """The fault may be a death, and without all three the run waits."""
+def test_every_interleaving_with_a_pause_obeys_the_laws_and_finishes(policy):
+    """The fault may be a death, and with fewer than three workers the run pauses."""
     pauses = 0
     for cluster in explore(policy, steps=2, faults=1, min_workers=3):
-        hold_that_it_can_go_on(cluster)
+        check_that_it_can_continue(cluster)
         pauses += cluster.paused
         twin = cluster.fork()
         for worker in {0, 1, 2} - twin.asked.keys():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A run that goes on from where it was saved, and workers that never come to it."""
+"""Runs restored from a checkpoint, and workers that never join."""
 
 from random import Random
 
@@ -30,7 +30,7 @@ BARRIERS = ["sync", "backup:0", "deadline", "delayed:0", "delayed:1", "delayed:2
 
 
 def restored(policy, origin, workers=3, joined=True, **spec):
-    """A cluster whose run goes on from there."""
+    """Return a cluster whose run continues from there."""
     cluster = Cluster(Decider(parse_policy(policy), RunSpec(workers=workers, **spec), origin))
     for worker in range(workers) if joined else ():
         cluster.join(worker, after=0.0)
@@ -38,14 +38,14 @@ def restored(policy, origin, workers=3, joined=True, **spec):
 
 
 def saved(cluster):
-    """Where the run of a cluster is, as a checkpoint and a trace tell it."""
+    """Return the origin that a checkpoint of this cluster would keep."""
     ledger, policy = cluster.decider.ledger, cluster.decider.policy
     plain = msgspec.json.encode(policy.plain_memory(ledger.memory))
     return Origin(ledger.version, dict(ledger.turns), msgspec.json.decode(plain))
 
 
-def without_numbers(actions):
-    """The actions, with timers told by their time alone: those are numbered from the beginning."""
+def without_timer_numbers(actions):
+    """Return the actions without timer numbers, which start again after a restore."""
     return [a.at if isinstance(a, StartTimer) else a for a in actions]
 
 
@@ -53,7 +53,7 @@ def without_numbers(actions):
 
 
 @every_policy
-def test_a_run_begins_with_the_version_and_the_turns_of_its_origin(policy):
+def test_restored_run_starts_with_the_version_and_turns_of_its_origin(policy):
     cluster = restored(policy, Origin(7, {0: 4, 2: 9}))
     asked = {worker: cluster.asked[worker] for worker in cluster.working}
     assert asked == {
@@ -67,8 +67,8 @@ def test_a_run_begins_with_the_version_and_the_turns_of_its_origin(policy):
 
 @pytest.mark.parametrize("policy", [p for p in POLICY_TABLE if p not in ("delayed:1", "delayed:2")])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_run_goes_on_as_one_that_everybody_has_left_and_come_back_to(policy, seed):
-    """But for rules with a delay, which lose what they had in the making."""
+def test_restored_run_decides_as_if_all_workers_had_left_and_rejoined(policy, seed):
+    """Except under `delayed`, which loses its pending contributions."""
     lived = Cluster.of(policy)
     for _ in random_steps(lived, Random(seed), 40, spare=0):
         pass
@@ -95,13 +95,13 @@ def test_a_run_goes_on_as_one_that_everybody_has_left_and_come_back_to(policy, s
             actions = [c.arrive(worker, samples=samples) for c in (lived, again)]
         else:
             actions = [c.fire(c.due[0]) for c in (lived, again)]
-        assert without_numbers(actions[0]) == without_numbers(actions[1])
+        assert without_timer_numbers(actions[0]) == without_timer_numbers(actions[1])
 
 
 @every_policy
 @pytest.mark.parametrize("seed", range(3))
-def test_all_laws_hold_in_a_run_that_goes_on(policy, seed):
-    """The cluster holds them; turns and versions before the origin among them."""
+def test_all_laws_hold_in_a_restored_run(policy, seed):
+    """The cluster checks them, including turns and versions from before the origin."""
     cluster = restored(policy, Origin(100, {0: 7, 4: 3}), joined=False)
     for _ in random_steps(cluster, Random(seed), 150):
         pass
@@ -109,7 +109,7 @@ def test_all_laws_hold_in_a_run_that_goes_on(policy, seed):
 
 
 @every_policy
-def test_the_workers_that_are_needed_join_anew(policy):
+def test_restored_run_waits_for_its_workers_to_join(policy):
     needed = min(make_decider(policy).policy.needed(make_decider(policy).ledger), 3)
     cluster = restored(policy, Origin(5, {0: 5, 1: 5, 2: 5}), joined=False)
     for worker in range(needed - 1):
@@ -118,7 +118,7 @@ def test_the_workers_that_are_needed_join_anew(policy):
 
 
 @every_policy
-def test_a_run_that_goes_on_ends_after_its_steps_and_not_after_as_many_more(policy):
+def test_restored_run_ends_at_its_total_steps(policy):
     cluster = restored(policy, Origin(5, {}), steps=8)
     cluster.run_until(100)
     assert cluster.finish is not None
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_ends_after_its_steps_and_not_after_as_many_more(poli
 @pytest.mark.parametrize(
     "first", [WorkerJoined(1.0, 0), WorkerMissing(1.0, 0), StopRequested(1.0)], ids=repr
 )
-def test_a_run_that_had_all_its_steps_ends_with_the_first_event(policy, version, first):
+def test_restored_run_with_all_steps_made_ends_with_the_first_event(policy, version, first):
     decider = Decider(parse_policy(policy), RunSpec(workers=3, steps=8), Origin(version))
     actions = decider.handle(first)
     assert Finish(version) in actions
@@ -139,14 +139,14 @@ def test_a_run_that_had_all_its_steps_ends_with_the_first_event(policy, version,
     assert decider.handle(WorkerJoined(2.0, 7)) == []
 
 
-def test_a_run_without_an_end_goes_on_without_one():
+def test_restored_run_without_an_end_has_none():
     cluster = restored("async", Origin(1000, {}))
     cluster.run_until(1010)
     assert cluster.stop() != []
     assert cluster.finish is not None
 
 
-def test_nobody_who_had_turns_before_can_report_on_them_as_news():
+def test_turns_from_before_the_origin_are_duplicates():
     cluster = restored("sync", Origin(5, {0: 5}))
     before = state_of(cluster.decider)
     with pytest.raises(ProtocolError, match="the worker has had 6 turns"):
@@ -155,7 +155,7 @@ def test_nobody_who_had_turns_before_can_report_on_them_as_news():
     cluster.duplicate(0)  # of turn 5: the shell holds that it is called a duplicate
 
 
-def test_an_origin_is_not_changed_by_the_run():
+def test_run_does_not_change_its_origin():
     turns = {0: 5}
     origin = Origin(5, turns)
     restored("async", origin).run_until(9)
@@ -167,7 +167,7 @@ def test_an_origin_is_not_changed_by_the_run():
 
 
 @every_policy
-def test_what_a_rule_remembers_survives_as_plain_values(policy):
+def test_memory_of_a_rule_survives_as_plain_values(policy):
     cluster = Cluster.of(policy)
     for _ in random_steps(cluster, Random(1), 60, spare=0):
         pass
@@ -175,7 +175,7 @@ def test_what_a_rule_remembers_survives_as_plain_values(policy):
     assert saved(again).memory == saved(cluster).memory
 
 
-def test_a_deadline_is_known_at_once_and_not_learnt_anew():
+def test_restored_deadline_is_known_immediately():
     cluster = Cluster.of("deadline:0.9")
     cluster.run_until(20)
     origin = saved(cluster)
@@ -188,7 +188,7 @@ def test_a_deadline_is_known_at_once_and_not_learnt_anew():
     assert fresh.due == []
 
 
-def test_a_memory_of_more_workers_is_cut_to_the_newest_answers():
+def test_memory_of_more_workers_is_cut_to_the_newest_answers():
     answers = [[float(i), True] for i in range(100)]
     policy = parse_policy("deadline")
     found = policy.recall(RunSpec(workers=2), answers)
@@ -197,7 +197,7 @@ def test_a_memory_of_more_workers_is_cut_to_the_newest_answers():
 
 
 @pytest.mark.parametrize("nonsense", [7, "nonsense", [1, 2], [[1]], [["x", True]], [[None, True]]])
-def test_what_no_deadline_remembers_is_refused(nonsense):
+def test_invalid_memory_of_a_deadline_is_refused(nonsense):
     with pytest.raises(
         SpecError, match="expected pairs of a time and whether the answer was complete"
     ):
@@ -205,7 +205,7 @@ def test_what_no_deadline_remembers_is_refused(nonsense):
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
-def test_a_delayed_run_never_asks_for_a_version_before_its_origin(k):
+def test_delayed_run_never_needs_a_version_before_its_origin(k):
     cluster = restored(f"delayed:{k}", Origin(50, {}))
     cluster.run_until(50 + 3 * k + 3)
     versions = [a.version for actions in cluster.actions for a in actions if type(a) is SendParams]
@@ -219,7 +219,7 @@ def test_a_delayed_run_never_asks_for_a_version_before_its_origin(k):
 
 @pytest.mark.parametrize("policy", BARRIERS)
 @pytest.mark.parametrize("origin", [Origin(), Origin(5, {1: 9})])
-def test_a_run_begins_without_a_worker_that_will_not_come(policy, origin):
+def test_run_begins_without_a_missing_worker(policy, origin):
     cluster = restored(policy, origin, joined=False)
     assert cluster.join(0) == []
     assert cluster.join(2) == []
@@ -231,7 +231,7 @@ def test_a_run_begins_without_a_worker_that_will_not_come(policy, origin):
 
 
 @pytest.mark.parametrize("policy", BARRIERS)
-def test_the_last_that_is_waited_for_may_come_after_those_that_are_missing(policy):
+def test_worker_may_join_after_others_were_reported_missing(policy):
     cluster = restored(policy, Origin(), joined=False)
     for worker in (0, 1):
         assert cluster.handle(WorkerMissing(cluster.now, worker)) == []
@@ -240,7 +240,7 @@ def test_the_last_that_is_waited_for_may_come_after_those_that_are_missing(polic
 
 
 @every_policy
-def test_a_run_to_which_nobody_comes_stays_paused_until_it_is_stopped(policy):
+def test_run_without_any_worker_stays_paused_until_it_is_stopped(policy):
     cluster = restored(policy, Origin(5), joined=False)
     for worker in range(3):
         assert cluster.handle(WorkerMissing(float(worker), worker)) == []
@@ -248,7 +248,7 @@ def test_a_run_to_which_nobody_comes_stays_paused_until_it_is_stopped(policy):
     assert cluster.stop() == [Finish(5)]
 
 
-def test_a_missing_worker_does_not_count_as_one_of_the_fewest():
+def test_missing_worker_does_not_count_towards_min_workers():
     cluster = restored("sync", Origin(), joined=False, min_workers=3)
     for worker in (0, 1):
         cluster.join(worker)
@@ -258,7 +258,7 @@ def test_a_missing_worker_does_not_count_as_one_of_the_fewest():
 
 
 @every_policy
-def test_a_worker_that_is_here_cannot_be_missing(policy):
+def test_member_cannot_be_reported_missing(policy):
     for cluster in (restored(policy, Origin(3)), restored(policy, Origin(), joined=False)):
         if not cluster.asked:
             cluster.join(1)
@@ -269,7 +269,7 @@ def test_a_worker_that_is_here_cannot_be_missing(policy):
 
 
 @every_policy
-def test_a_missing_worker_is_no_matter_once_the_run_has_begun(policy):
+def test_missing_worker_has_no_effect_once_the_run_has_begun(policy):
     cluster, undisturbed = Cluster.of(policy), Cluster.of(policy)
     for one in (cluster, undisturbed):
         one.run_until(2)
@@ -277,7 +277,7 @@ def test_a_missing_worker_is_no_matter_once_the_run_has_begun(policy):
     assert view_of(cluster.decider) == view_of(undisturbed.decider)
 
 
-def test_a_worker_that_was_missing_may_come_all_the_same():
+def test_missing_worker_may_still_join():
     cluster = restored("sync", Origin(), joined=False)
     cluster.join(0)
     cluster.join(1)
@@ -289,14 +289,14 @@ def test_a_worker_that_was_missing_may_come_all_the_same():
     assert len(cluster.updates[0].contributions) == 3
 
 
-def test_a_pause_is_told_with_what_it_waits_for_also_in_a_run_that_goes_on():
+def test_restored_run_says_what_a_pause_waits_for():
     cluster = restored("async", Origin(5), min_workers=2)
     cluster.leave(0)
     [pause] = [action for action in cluster.leave(1) if isinstance(action, Pause)]
     assert pause.reason == "1 of at least 2 workers; waits for 1"
 
 
-def test_timers_are_numbered_from_the_beginning_of_each_part():
+def test_timers_are_numbered_anew_after_a_restore():
     cluster = restored("deadline:after=2s", Origin(5))
     assert cluster.due == [1]
     with pytest.raises(ProtocolError, match="no timer with this number"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The vocabulary of the core: values, nothing more."""
+"""Events and actions are plain values."""
 
 import inspect
 from dataclasses import FrozenInstanceError
@@ -37,18 +37,18 @@ ONE_OF_EACH = [
 ]
 
 
-def test_the_fates_are_those_of_the_glossary():
+def test_fates_are_those_of_the_glossary():
     fates = {"accepted", "late", "stale", "duplicate", "cancelled", "non-finite"}
     assert {str(fate) for fate in Fate} == fates
 
 
 def vocabulary(*kinds):
-    """The classes of the module that are of these kinds."""
+    """Return the classes of the module that derive from these."""
     classes = [value for value in vars(events).values() if inspect.isclass(value)]
     return {kind for kind in classes if issubclass(kind, kinds)}
 
 
-def test_every_event_there_is_has_a_handler(decide):
+def test_every_event_has_a_handler(decide):
     there_are = vocabulary(Event) - {Event}
     assert {type(event) for event in ONE_OF_EACH} == there_are
     assert decide("sync")._handlers.keys() == there_are
@@ -60,7 +60,7 @@ def test_every_public_name_of_the_vocabulary_is_exported():
 
 
 @pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda event: type(event).__name__)
-def test_an_event_is_a_value_that_begins_with_its_time(event):
+def test_event_is_a_value_whose_first_field_is_its_time(event):
     assert event.time == 1.0
     assert event == type(event)(*(getattr(event, name) for name in event.__match_args__))
     assert hash(event) == hash(type(event)(*(getattr(event, n) for n in event.__match_args__)))
@@ -68,7 +68,7 @@ def test_an_event_is_a_value_that_begins_with_its_time(event):
         event.time = 2.0
 
 
-def test_an_action_is_a_value():
+def test_action_is_a_value():
     asked = SendParams(0, turn=1, version=0)
     assert asked == SendParams(0, 1, 0)
     assert asked != SendParams(0, 2, 0)
@@ -76,16 +76,16 @@ def test_an_action_is_a_value():
         asked.version = 7
 
 
-def test_a_gradient_is_one_finite_sample_unless_it_says_otherwise():
+def test_gradient_has_one_finite_sample_by_default():
     event = GradientArrived(1.0, worker=0, turn=1, version=0)
     assert (event.samples, event.finite, event.sq_norm) == (1, True, None)
 
 
-def test_a_run_that_finishes_wastes_nothing_unless_it_says_otherwise():
+def test_finish_has_no_unused_contributions_by_default():
     assert Finish(3) == Finish(3, unused=())
 
 
-def test_staleness_is_the_version_before_the_update_less_the_version_of_the_gradient():
+def test_staleness_counts_updates_since_the_gradients_version():
     update = ApplyUpdate(
         update=5,
         contributions=(Contribution(0, 4, 1), Contribution(1, 1, 1)),

@@ -95,7 +95,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_invariant_is_named_with_the_rule_and_the_story(what):
+def test_broken_invariant_is_reported_with_the_rule_and_the_events(what):
     cluster = Cluster.of("backup:1")
     cluster.arrive(0)
     cluster.decider.check()
@@ -115,7 +115,7 @@ def test_every_invariant_is_broken_by_a_test():
     assert {what for what, _ in checked} == set(BROKEN)
 
 
-def test_the_story_tells_only_the_newest_events_and_none_that_was_refused():
+def test_report_lists_the_newest_events_without_refused_ones():
     cluster = Cluster.of("async", workers=1)
     for _ in range(Decider.HISTORY_LENGTH):
         cluster.arrive(0)
@@ -129,5 +129,5 @@ def test_the_story_tells_only_the_newest_events_and_none_that_was_refused():
     assert told == [f"  {event!r}" for event in cluster.events[-Decider.HISTORY_LENGTH :]]
 
 
-def test_a_fresh_decider_is_sound():
+def test_new_decider_has_no_broken_invariant():
     make_decider("sync").check()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The ledger keeps the books and decides nothing."""
+"""The ledger stores the state and decides nothing."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from paceline.spec import RunSpec
 SPEC = RunSpec(workers=3)
 
 
-def test_a_fresh_ledger_is_empty_and_paused():
+def test_new_ledger_is_empty_and_paused():
     ledger = Ledger(spec=SPEC, memory=None)
     assert (ledger.version, ledger.now) == (0, 0.0)
     assert ledger.paused
@@ -18,20 +18,20 @@ def test_a_fresh_ledger_is_empty_and_paused():
     assert (ledger.timer, ledger.timer_runs, ledger.overdue) == (0, False, False)
 
 
-def test_two_ledgers_share_nothing():
+def test_ledgers_share_no_state():
     one, other = Ledger(spec=SPEC, memory=None), Ledger(spec=SPEC, memory=None)
     one.members[0] = Member()
     one.next_tally.done.add(0)
     assert other == Ledger(spec=SPEC, memory=None)
 
 
-def test_the_first_update_is_in_the_making_from_the_beginning():
+def test_new_ledger_has_a_tally_for_the_first_update():
     ledger = Ledger(spec=SPEC, memory=None)
     assert ledger.tallies == {1: Tally()}
     assert (Tally().contributions, Tally().done, Tally().excused) == ([], set(), set())
 
 
-def test_the_next_tally_is_that_of_the_next_update_and_to_ask_for_it_makes_none():
+def test_next_tally_is_that_of_the_next_update():
     ledger = Ledger(spec=SPEC, memory=None)
     assert ledger.next_tally is ledger.tallies[1]
     ledger.version, ledger.tallies = 6, {7: Tally(), 8: Tally(done={0})}
@@ -42,7 +42,7 @@ def test_the_next_tally_is_that_of_the_next_update_and_to_ask_for_it_makes_none(
     assert ledger.tallies.keys() == {7, 8}
 
 
-def test_outstanding_are_those_here_who_have_neither_given_nor_are_excused():
+def test_outstanding_members_are_neither_done_nor_excused():
     ledger = Ledger(spec=SPEC, memory=None, members={0: Member(), 1: Member(), 2: Member()})
     assert ledger.outstanding() == 3
     ledger.next_tally.done.add(1)
@@ -53,7 +53,7 @@ def test_outstanding_are_those_here_who_have_neither_given_nor_are_excused():
     assert ledger.outstanding() == 1, "it is the next update that counts"
 
 
-def test_a_new_member_waits_and_has_done_nothing():
+def test_new_member_is_idle():
     member = Member()
     assert member.work is None
     assert (member.turn, member.asked_at, member.cancelled) == (0, 0.0, False)

@@ -39,7 +39,7 @@ policies = st.one_of(
 
 
 @given(policies)
-def test_the_string_of_a_policy_makes_the_same_policy(policy):
+def test_string_of_a_policy_parses_to_an_equal_policy(policy):
     assert parse_policy(str(policy)) == policy
 
 
@@ -66,7 +66,7 @@ def test_the_string_of_a_policy_makes_the_same_policy(policy):
         ("delayed:1", Delayed(1)),
     ],
 )
-def test_a_string_means_a_policy(text, policy):
+def test_strings_are_parsed(text, policy):
     assert parse_policy(text) == policy
 
 
@@ -83,11 +83,11 @@ def test_a_string_means_a_policy(text, policy):
         (Ssp(0), "ssp:0"),
     ],
 )
-def test_a_policy_is_written_as_short_as_it_can_be(policy, text):
+def test_string_of_a_policy_leaves_out_defaults(policy, text):
     assert str(policy) == text
 
 
-def test_a_policy_is_returned_as_it_is():
+def test_policy_is_returned_unchanged():
     policy = Backup(1)
     assert parse_policy(policy) is policy
 
@@ -98,12 +98,12 @@ def test_policies_are_values():
 
 
 @pytest.mark.parametrize("text", POLICY_TABLE)
-def test_every_string_of_the_table_is_understood(text):
+def test_every_string_of_the_table_is_parsed(text):
     assert parse_policy(text).name == text.partition(":")[0]
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_form_of_a_policy_begins_with_its_name(name):
+def test_form_of_a_policy_starts_with_its_name(name):
     assert POLICIES[name].form.startswith(name)
 
 
@@ -143,7 +143,7 @@ def test_the_form_of_a_policy_begins_with_its_name(name):
         ("softsync:c=4,constant", "plain value 'constant' after a named one"),
     ],
 )
-def test_a_bad_string_is_refused_with_the_reason_and_the_right_form(text, complaint):
+def test_bad_string_is_refused_with_the_reason_and_the_correct_form(text, complaint):
     with pytest.raises(SpecError, match=complaint) as error:
         parse_policy(text)
     assert repr(text) in str(error.value)
@@ -151,7 +151,7 @@ def test_a_bad_string_is_refused_with_the_reason_and_the_right_form(text, compla
 
 
 @pytest.mark.parametrize("text", ["", "bakcup:2", "Sync", ":2", "auto"])
-def test_an_unknown_name_is_refused_with_the_names_there_are(text):
+def test_unknown_name_is_refused_with_the_known_names(text):
     if text in POLICIES:
         pytest.skip("it is one by now")
     with pytest.raises(SpecError, match="there is no policy") as error:

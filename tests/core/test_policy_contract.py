@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The contract: every policy of the table against every law of the design.
+"""The contract: every policy of the table obeys every law of the design.
 
 `histories` are random schedules with joins, deaths, rejoins, non-finite gradients, duplicates,
-work given up, timers and stops, the same for every law. `Cluster` holds the shell's laws at each
-step already; here each law is read once more from the log alone.
+abandoned work, timers and stops, the same for every law. `Cluster` already checks the shell's laws
+at each step; here each law is checked once more from the log alone.
 """
 
 from collections import defaultdict
@@ -45,7 +45,7 @@ every_policy = pytest.mark.parametrize("policy", POLICY_TABLE)
 
 @cache
 def histories(policy):
-    """Clusters to which much has happened; not to be changed."""
+    """Return clusters with long histories; callers must not change them."""
     clusters = []
     for seed in range(6):
         rng = Random(seed)
@@ -61,16 +61,16 @@ def histories(policy):
 
 
 def updates_of(policy):
-    """Every update that was made in all histories."""
+    """Return every update of all histories."""
     return [update for cluster in histories(policy) for update in cluster.updates]
 
 
-def test_the_table_has_every_policy_there_is():
+def test_table_has_every_policy():
     assert {parse_policy(text).name for text in POLICY_TABLE} == set(POLICIES)
 
 
-def test_the_histories_have_everything_in_them():
-    """Otherwise the laws below would hold of nothing."""
+def test_histories_contain_every_kind_of_event():
+    """Otherwise the tests of the laws below would be empty."""
     logs = [cluster.log for policy in POLICY_TABLE for cluster in histories(policy)]
     seen = {type(event) for log in logs for event, _ in log}
     done = {type(action) for log in logs for _, actions in log for action in actions}
@@ -84,8 +84,8 @@ def test_the_histories_have_everything_in_them():
 
 
 @every_policy
-def test_law_1_an_update_has_one_set_of_contributors(policy):
-    """An update is made once, of exactly what was accepted for it, and nothing is used twice."""
+def test_law_1_update_has_one_set_of_contributors(policy):
+    """An update is made once, from exactly what was accepted for it; nothing is used twice."""
     for cluster in histories(policy):
         accepted = {}
         for event, actions in cluster.log:
@@ -99,7 +99,7 @@ def test_law_1_an_update_has_one_set_of_contributors(policy):
 
 
 @every_policy
-def test_law_2_a_worker_counts_at_most_once_in_an_update(policy):
+def test_law_2_worker_counts_at_most_once_in_an_update(policy):
     if parse_policy(policy).name in ("batchsync", "softsync"):
         assert parse_policy(policy).repeats
         return
@@ -110,7 +110,7 @@ def test_law_2_a_worker_counts_at_most_once_in_an_update(policy):
 
 @every_policy
 def test_law_3_synchronous_rules_never_use_a_gradient_of_another_version(policy):
-    """And no rule uses one that is older than it allows."""
+    """No rule uses a gradient that is older than it allows."""
     rule = parse_policy(policy)
     for update in updates_of(policy):
         if rule.name in ("sync", "backup", "batchsync", "deadline"):
@@ -138,7 +138,7 @@ def test_law_4_every_gradient_gets_exactly_one_fate(policy):
 
 
 @every_policy
-def test_law_5_weights_go_by_samples_are_finite_and_sum_to_one(policy):
+def test_law_5_weights_are_proportional_to_samples_and_sum_to_one(policy):
     for update in updates_of(policy):
         samples = [c.samples for c in update.contributions]
         assert update.weights == tuple(n / sum(samples) for n in samples)
@@ -148,7 +148,7 @@ def test_law_5_weights_go_by_samples_are_finite_and_sum_to_one(policy):
 
 
 @every_policy
-def test_law_5_a_gradient_is_accepted_with_the_samples_and_the_scale_of_its_update(policy):
+def test_law_5_gradient_is_accepted_with_its_samples_and_scale(policy):
     """So a shell can add it up early, without asking the policy again."""
     cluster = Cluster.of(policy)
     accepted = defaultdict(list)
@@ -167,10 +167,8 @@ def test_law_5_a_gradient_is_accepted_with_the_samples_and_the_scale_of_its_upda
 
 @pytest.mark.parametrize("policy", ["sync", "backup:0", "delayed:0", "delayed:1", "delayed:2"])
 @pytest.mark.parametrize("seed", range(24, 34))
-def test_a_rule_that_waits_for_all_cancels_only_retries_while_there_are_no_spare_workers(
-    policy, seed
-):
-    """However they die, come back and give up: only whoever is excused may come too late."""
+def test_rule_that_waits_for_all_cancels_only_retries_without_spare_workers(policy, seed):
+    """Whatever happens to the workers, only the retry of an excused one may be late."""
     cluster = Cluster.of(policy)
     excused, cancelled = set(), set()
     for event, actions in random_steps(cluster, Random(seed), 80, spare=0):
@@ -190,8 +188,8 @@ def test_a_rule_that_waits_for_all_cancels_only_retries_while_there_are_no_spare
 
 
 @every_policy
-def test_a_refused_gradient_is_asked_for_again_at_once(policy):
-    """For the same update, unless that is made without it; `ssp` counts it, and may wait."""
+def test_work_is_assigned_again_after_a_non_finite_gradient(policy):
+    """For the same update, unless that was made without it; `ssp` counts it and may wait."""
     rule = parse_policy(policy)
     if rule.name == "ssp":
         return
@@ -240,14 +238,14 @@ can_do_without = pytest.mark.parametrize(
 
 
 @can_do_without
-def test_law_6_a_worker_that_never_reports_does_not_block(policy, silent):
+def test_law_6_worker_that_never_reports_does_not_block(policy, silent):
     cluster = Cluster.of(policy)
     cluster.run_until(8, silent)
     assert not any(c.worker in silent for update in cluster.updates for c in update.contributions)
 
 
 @can_do_without
-def test_law_6_a_worker_that_falls_silent_in_the_middle_does_not_block(policy, silent):
+def test_law_6_worker_that_stops_reporting_does_not_block(policy, silent):
     cluster = Cluster.of(policy)
     for _ in random_steps(cluster, Random(6), 20, faults=False):
         pass
@@ -256,8 +254,8 @@ def test_law_6_a_worker_that_falls_silent_in_the_middle_does_not_block(policy, s
 
 @can_do_without
 @pytest.mark.parametrize("seed", range(1, 3))
-def test_law_6_who_falls_silent_after_much_has_happened_does_not_block(policy, silent, seed):
-    """Deaths, pauses, refusals and old timers first; then all are back, and some never report."""
+def test_law_6_worker_that_stops_reporting_after_faults_does_not_block(policy, silent, seed):
+    """Deaths, pauses, non-finite gradients, old timers; then all rejoin and some never report."""
     rng = Random(seed)
     cluster = Cluster.of(policy, min_workers=1 + seed)
     for _ in random_steps(cluster, rng, 40):
@@ -270,8 +268,8 @@ def test_law_6_who_falls_silent_after_much_has_happened_does_not_block(policy, s
 
 
 @can_do_without
-def test_law_6_a_refused_gradient_does_not_make_the_silent_block(policy, silent):
-    """One who can still report has a non-finite gradient, and is well again afterwards."""
+def test_law_6_non_finite_gradient_does_not_make_silent_workers_block(policy, silent):
+    """A worker that still reports has one non-finite gradient, then finite ones."""
     cluster = Cluster.of(policy)
     cluster.arrive(0, finite=False)
     cluster.run_until(8, silent)
@@ -280,8 +278,10 @@ def test_law_6_a_refused_gradient_does_not_make_the_silent_block(policy, silent)
 
 @can_do_without
 @pytest.mark.parametrize("times", [1, 2])
-def test_law_6_refused_gradients_of_all_others_do_not_make_the_silent_block(policy, silent, times):
-    """As when a loss scale is too high at first: all who report have a non-finite gradient."""
+def test_law_6_non_finite_gradients_of_all_others_do_not_make_silent_workers_block(
+    policy, silent, times
+):
+    """As with an initial loss scale that is too high: all reported gradients are non-finite."""
     cluster = Cluster.of(policy)
     for worker in sorted({0, 1, 2} - silent) * times:
         cluster.arrive(worker, finite=False)
@@ -294,8 +294,8 @@ def test_law_6_refused_gradients_of_all_others_do_not_make_the_silent_block(poli
 
 @every_policy
 @pytest.mark.parametrize("broken", [{0}, {1}, {0, 2}])
-def test_law_6_a_worker_whose_gradients_are_never_finite_does_not_block(policy, broken):
-    """Not even a rule that waits for all: it tries again for ever, but nobody waits for it."""
+def test_law_6_worker_whose_gradients_are_never_finite_does_not_block(policy, broken):
+    """Not even under a rule that waits for all: the worker retries forever, but nothing waits."""
     cluster = Cluster.of(policy)
     for _ in range(200):
         if cluster.version >= 5:
@@ -310,8 +310,8 @@ def test_law_6_a_worker_whose_gradients_are_never_finite_does_not_block(policy, 
 
 @every_policy
 @pytest.mark.parametrize("seed", range(2))
-def test_law_6_the_dead_never_block(policy, seed):
-    """At any moment all but one may die, and the run goes on."""
+def test_law_6_dead_workers_never_block(policy, seed):
+    """At any time all but one may die, and the run continues."""
     rng = Random(seed)
     cluster = Cluster.of(policy)
     for _ in random_steps(cluster, rng, rng.randrange(25)):
@@ -325,7 +325,7 @@ def test_law_6_the_dead_never_block(policy, seed):
 
 
 @every_policy
-def test_law_6_when_nobody_is_left_the_run_says_so_and_goes_on_when_one_is_back(policy):
+def test_law_6_run_without_workers_pauses_and_resumes_when_one_rejoins(policy):
     cluster = Cluster.of(policy)
     cluster.run_until(2)
     assert cluster.leave(0) == []
@@ -336,7 +336,7 @@ def test_law_6_when_nobody_is_left_the_run_says_so_and_goes_on_when_one_is_back(
 
 
 @every_policy
-def test_law_6_everyone_who_waits_is_asked_again_if_gradients_keep_arriving(policy):
+def test_law_6_idle_workers_get_work_again_if_gradients_keep_arriving(policy):
     cluster = Cluster.of(policy)
     cluster.run_until(30)
     asked = [len(turns) for turns in cluster.turns.values()]
@@ -348,8 +348,8 @@ def test_law_6_everyone_who_waits_is_asked_again_if_gradients_keep_arriving(poli
 
 @every_policy
 @pytest.mark.parametrize("seed", range(2))
-def test_law_7_whoever_is_asked_goes_on_with_the_newest_version(policy, seed):
-    """Under `delayed`, with the version that its update is made of on every worker."""
+def test_law_7_work_is_assigned_at_the_newest_version(policy, seed):
+    """Under `delayed`, at the version that all workers use for that update."""
     rule = parse_policy(policy)
     cluster = Cluster.of(policy)
     members = cluster.decider.ledger.members
@@ -367,7 +367,7 @@ def test_law_7_whoever_is_asked_goes_on_with_the_newest_version(policy, seed):
 
 
 def decides_the_same(policies, seed):
-    """Let things happen to the first of the policies; the others must decide the same on them."""
+    """Run random events through the first policy; the others must decide the same."""
     rng = Random(seed)
     spec = SPECS[seed % len(SPECS)]
     first, *others = [Cluster.of(policy, **spec) for policy in policies]
@@ -393,13 +393,13 @@ def test_law_8_softsync_of_one_is_async(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_ssp_with_room_enough_is_async(seed):
+def test_ssp_with_a_large_s_is_async(seed):
     decides_the_same(["async", "ssp:1000"], seed)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_batchsync_of_one_is_async_without_staleness_but_for_a_word(seed):
-    """What one calls late the other calls stale; all else is the same."""
+def test_batchsync_of_one_is_async_with_bound_zero_but_for_the_fate(seed):
+    """One calls a gradient late, the other stale; everything else is the same."""
     cluster, other = Cluster.of("batchsync:1"), Cluster.of("async:bound=0")
     for event, actions in random_steps(cluster, Random(seed), 60):
         expected = [
@@ -430,7 +430,7 @@ def test_law_9_replaying_gives_the_same_state(policy):
 
 
 def illegal_events(cluster):
-    """What may not happen next, whatever the state."""
+    """Yield events that are illegal in the current state."""
     now, ledger = cluster.now, cluster.decider.ledger
     yield WorkerLeft(now, 99)
     yield GradientArrived(now, 99, 1, 0)
@@ -462,7 +462,7 @@ def illegal_events(cluster):
 
 
 @every_policy
-def test_law_9_an_illegal_event_leaves_the_state_as_it_was(policy):
+def test_law_9_illegal_event_changes_nothing(policy):
     cluster = Cluster.of(policy, steps=12)
     for _ in random_steps(cluster, Random(9), 25):
         before = state_of(cluster.decider)
@@ -474,7 +474,7 @@ def test_law_9_an_illegal_event_leaves_the_state_as_it_was(policy):
 
 @every_policy
 def test_report_of_an_update_changes_no_decision_of_a_built_in_rule(policy):
-    """They learn nothing from it, so a shell that measures no norms gets the same run."""
+    """Built-in rules ignore it, so a shell that measures no norms gets the same run."""
     cluster = Cluster.of(policy, steps=12)
     for _ in random_steps(cluster, Random(11), 60):
         twin = cluster.fork()
@@ -486,7 +486,7 @@ def test_report_of_an_update_changes_no_decision_of_a_built_in_rule(policy):
 
 
 @every_policy
-def test_a_duplicate_changes_nothing_but_the_time(policy):
+def test_duplicate_changes_nothing_but_the_time(policy):
     cluster = Cluster.of(policy)
     for _ in random_steps(cluster, Random(10), 25):
         before = state_of(cluster.decider)

@@ -13,7 +13,7 @@ from paceline.core.events import (
 )
 
 
-def test_every_gradient_is_applied_at_once(decide):
+def test_every_gradient_is_applied_immediately(decide):
     decider = decide("async", workers=2)
     assert decider.handle(WorkerJoined(0.0, 0)) == [Resume(), SendParams(0, turn=1, version=0)]
     assert decider.handle(WorkerJoined(0.0, 1)) == [SendParams(1, turn=1, version=0)]

@@ -20,7 +20,7 @@ from paceline.core.policies import Backup
 from paceline.errors import SpecError
 
 
-def test_the_first_n_make_the_update_and_the_rest_are_cancelled(decide):
+def test_first_n_make_the_update_and_the_rest_are_cancelled(decide):
     decider = decide("backup:1")
     for worker in range(3):
         decider.handle(WorkerJoined(0.0, worker))
@@ -38,20 +38,20 @@ def test_the_first_n_make_the_update_and_the_rest_are_cancelled(decide):
     ]
 
 
-def test_late_gradient_is_dropped_not_applied_and_its_worker_goes_on_with_the_newest():
+def test_late_gradient_is_dropped_and_its_worker_continues_with_the_newest_version():
     cluster = Cluster.of("backup:1")
     cluster.run_until(5, silent={2})
     assert cluster.arrive(2) == [Drop(2, 0, Fate.LATE), SendParams(2, turn=2, version=5)]
 
 
-def test_who_is_late_is_told_once_however_many_updates_pass():
+def test_late_worker_is_cancelled_once_even_over_several_updates():
     cluster = Cluster.of("backup:1")
     cluster.run_until(5, silent={2})
     told = [action for actions in cluster.actions for action in actions if action == Cancel(2, 1)]
     assert len(told) == 1
 
 
-def test_who_was_late_may_be_first_next_time():
+def test_late_worker_may_be_first_next_time():
     cluster = Cluster.of("backup:2")
     cluster.arrive(0)
     cluster.abandon(2)
@@ -62,14 +62,14 @@ def test_who_was_late_may_be_first_next_time():
 
 
 @pytest.mark.parametrize("b", [0, 1, 2, 4])
-def test_an_update_takes_w_minus_b(b):
+def test_update_takes_w_minus_b(b):
     cluster = Cluster.of(Backup(b), workers=5)
     cluster.run_until(4)
     assert [len(update.contributions) for update in cluster.updates] == [5 - b] * 4
     assert {update.wanted for update in cluster.updates} == {5 - b}
 
 
-def test_n_stays_while_n_are_alive_and_falls_only_below():
+def test_n_falls_only_when_fewer_than_n_workers_are_alive():
     cluster = Cluster.of("backup:1")
     cluster.leave(0)
     cluster.run_until(1)
@@ -78,8 +78,8 @@ def test_n_stays_while_n_are_alive_and_falls_only_below():
     assert [len(update.contributions) for update in cluster.updates] == [2, 1]
 
 
-def test_a_worker_that_was_refused_may_still_be_among_the_first():
-    """Its first gradient is refused; its second comes before that of the silent one."""
+def test_worker_with_a_non_finite_gradient_may_still_be_among_the_first():
+    """Its first gradient is non-finite; its second arrives before that of the silent worker."""
     cluster = Cluster.of("backup:1")
     assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
     assert cluster.arrive(1) == [Accept(1, 0, update=1)]
@@ -92,7 +92,7 @@ def test_a_worker_that_was_refused_may_still_be_among_the_first():
     ]
 
 
-def test_a_worker_that_was_refused_is_not_waited_for_when_the_rest_is_in():
+def test_update_does_not_wait_for_the_retry_of_a_non_finite_gradient():
     cluster = Cluster.of("backup:1", workers=4)
     cluster.arrive(0, finite=False)
     cluster.arrive(1, finite=False)
@@ -107,11 +107,11 @@ def test_a_worker_that_was_refused_is_not_waited_for_when_the_rest_is_in():
     ]
 
 
-def test_as_many_backups_as_workers_are_refused():
+def test_b_equal_to_the_number_of_workers_is_refused():
     with pytest.raises(SpecError, match="got b=3 of 3"):
         make_decider("backup:3")
 
 
-def test_fewer_than_no_backups_are_refused():
+def test_negative_b_is_refused():
     with pytest.raises(SpecError, match="b must be >= 0, got -1; use 0"):
         Backup(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The first k mini-batches of a version, whoever computes them."""
+"""The first k mini-batches of a version, from any workers."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from paceline.core.policies import BatchSync
 from paceline.errors import SpecError
 
 
-def test_a_fast_worker_gives_several_of_the_same_version(decide):
+def test_fast_worker_contributes_several_gradients_of_one_version(decide):
     decider = decide("batchsync:3", workers=2)
     for worker in range(2):
         decider.handle(WorkerJoined(0.0, worker))
@@ -51,13 +51,13 @@ def test_work_on_a_closed_version_is_late():
     assert cluster.arrive(1) == [Drop(1, 0, Fate.LATE), SendParams(1, 2, 1)]
 
 
-def test_more_mini_batches_than_workers_are_gathered_in_rounds():
+def test_k_larger_than_w_takes_several_rounds():
     cluster = Cluster.of("batchsync:5", workers=2)
     cluster.run_until(2)
     assert [len(update.contributions) for update in cluster.updates] == [5, 5]
 
 
-def test_one_worker_alone_still_gives_all_k():
+def test_one_worker_alone_contributes_all_k():
     cluster = Cluster.of("batchsync:4")
     cluster.leave(0)
     cluster.leave(1)
@@ -65,7 +65,7 @@ def test_one_worker_alone_still_gives_all_k():
     assert [c.worker for c in cluster.updates[0].contributions] == [2, 2, 2, 2]
 
 
-def test_what_the_dead_gave_still_counts():
+def test_contributions_of_dead_workers_still_count():
     cluster = Cluster.of("batchsync:2")
     cluster.arrive(0)
     cluster.leave(0)
@@ -73,6 +73,6 @@ def test_what_the_dead_gave_still_counts():
     assert [c.worker for c in cluster.updates[0].contributions] == [0, 1]
 
 
-def test_fewer_than_one_mini_batch_is_refused():
+def test_k_below_one_is_refused():
     with pytest.raises(SpecError, match="k must be >= 1, got 0"):
         BatchSync(0)

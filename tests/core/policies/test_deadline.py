@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The deadline: whoever is there when a time learnt from past arrivals has passed."""
+"""The deadline: an update takes what has arrived when a learned time has passed."""
 
 from math import inf, nan
 
@@ -27,20 +27,20 @@ from paceline.core.policies.deadline import REMEMBERED_TURNS, SLACK
 from paceline.errors import SpecError
 
 
-def learnt(timer, opened_at, took_s):
-    """The timer of an update that waits for answers as long as this."""
+def learned_timer(timer, opened_at, took_s):
+    """Return the timer of an update that waits for answers of this length."""
     return StartTimer(timer, at=pytest.approx(opened_at + SLACK * took_s))
 
 
 def started(actions):
-    """The timers among the actions."""
+    """Return the timers among the actions."""
     return [action for action in actions if isinstance(action, StartTimer)]
 
 
 # ------------------------------------------------------------------------------------ learning
 
 
-def test_the_first_update_waits_twice_as_long_as_its_first_n_min_took(decide):
+def test_first_update_waits_twice_as_long_as_its_first_n_min_took(decide):
     decider = decide("deadline:0.5", workers=2)
     decider.handle(WorkerJoined(10.0, 0))
     assert decider.handle(WorkerJoined(10.0, 1)) == [
@@ -59,8 +59,8 @@ def test_the_first_update_waits_twice_as_long_as_its_first_n_min_took(decide):
     ]
 
 
-def test_the_time_is_the_q_quantile_of_past_answers():
-    """Answers of 1, 2, 3 and 4 seconds: half are there after 2, and those just as fast soon."""
+def test_wait_is_the_q_quantile_of_past_answers():
+    """Answers of 1, 2, 3 and 4 seconds: half have arrived after 2, plus a tenth for equal ones."""
     cluster = Cluster.of("deadline:0.5", workers=4)
     for worker in range(3):
         cluster.arrive(worker)
@@ -72,16 +72,16 @@ def test_q_is_rounded_up_to_whole_answers(q, took_s):
     cluster = Cluster.of(Deadline(q), workers=4)
     for worker in range(3):
         cluster.arrive(worker)
-    assert started(cluster.arrive(3)) == [learnt(2, opened_at=4.0, took_s=took_s)]
+    assert started(cluster.arrive(3)) == [learned_timer(2, opened_at=4.0, took_s=took_s)]
 
 
-def test_when_all_are_in_before_the_time_the_update_is_made_at_once():
+def test_update_is_made_immediately_when_all_have_arrived():
     cluster = Cluster.of("deadline:after=60", workers=2)
     cluster.arrive(0)
     assert [type(action) for action in cluster.arrive(1)][:2] == [Accept, ApplyUpdate]
 
 
-def test_when_all_who_are_alive_are_in_the_update_is_made_at_once():
+def test_update_is_made_immediately_when_all_alive_workers_have_arrived():
     cluster = Cluster.of("deadline:after=60")
     cluster.leave(2)
     cluster.arrive(0)
@@ -89,11 +89,11 @@ def test_when_all_who_are_alive_are_in_the_update_is_made_at_once():
     assert cluster.version == 1
 
 
-def test_answers_of_late_workers_are_learnt_from_too():
-    """So the time grows when the roster has become slower."""
+def test_rule_learns_from_the_answers_of_late_workers():
+    """So the wait grows when the workers have become slower."""
     cluster = Cluster.of("deadline:1.0", workers=2)
     cluster.arrive(0)  # took 1
-    assert started(cluster.arrive(1)) == [learnt(2, opened_at=2.0, took_s=2.0)]
+    assert started(cluster.arrive(1)) == [learned_timer(2, opened_at=2.0, took_s=2.0)]
     cluster.arrive(0)
     cluster.fire(2)
     assert cluster.arrive(1, after=6.0) == [Drop(1, 1, Fate.LATE), SendParams(1, 3, 2)]
@@ -114,7 +114,7 @@ def test_old_answers_are_forgotten():
 
 
 def cut_short(q):
-    """Worker 0 answered after 1 s; worker 1 was cancelled and gave up after 2.5 s."""
+    """Worker 0 answered after 1 s; worker 1 was cancelled and abandoned its work after 2.5 s."""
     decider = make_decider(Deadline(q), workers=2)
     for worker in range(2):
         decider.handle(WorkerJoined(0.0, worker))
@@ -123,17 +123,17 @@ def cut_short(q):
     return decider.handle(WorkAbandoned(2.5, 1, 1))
 
 
-def test_an_answer_that_was_cut_short_counts_as_longer_than_all_others():
-    """The half of the answers that came first is known: one second after the opening at 2."""
+def test_cancelled_answer_counts_as_longer_than_all_others():
+    """The faster half of the answers is known: one second after the opening at 2."""
     assert cut_short(0.5) == [
         Drop(1, 0, Fate.CANCELLED),
-        learnt(2, opened_at=2.0, took_s=1.0),
+        learned_timer(2, opened_at=2.0, took_s=1.0),
         SendParams(1, turn=2, version=1),
     ]
 
 
-def test_where_the_quantile_is_not_known_the_longest_whole_answer_is_doubled():
-    """That of worker 0, after 1 s; that worker 1 was at it for 2.5 s does not lengthen it."""
+def test_unknown_quantile_is_replaced_by_twice_the_longest_complete_answer():
+    """Worker 0 answered after 1 s; that worker 1 computed for 2.5 s doesn't extend the wait."""
     assert cut_short(1.0) == [
         Drop(1, 0, Fate.CANCELLED),
         StartTimer(2, at=2.0 + 2 * 1.0),
@@ -142,8 +142,8 @@ def test_where_the_quantile_is_not_known_the_longest_whole_answer_is_doubled():
 
 
 @pytest.mark.parametrize("q", [0.9, 1.0])
-def test_a_worker_that_never_finishes_does_not_stretch_the_updates(q):
-    """It obeys when it is cancelled, and is always the last; the others take up to 3 s."""
+def test_worker_that_never_finishes_does_not_extend_the_wait(q):
+    """It stops when it is cancelled, and is always the last; the others take up to 3 s."""
     cluster = Cluster.of(Deadline(q), workers=4)
     for update in range(1, 3 * REMEMBERED_TURNS):
         opened_at = cluster.now
@@ -157,8 +157,8 @@ def test_a_worker_that_never_finishes_does_not_stretch_the_updates(q):
     assert cluster.now - opened_at == pytest.approx(2 * 3.0)
 
 
-def test_a_worker_that_is_only_slow_is_heard_out_if_it_need_not_give_up():
-    """It is late at first; its whole answer then tells how long to wait for it."""
+def test_slow_worker_extends_the_wait_if_late_work_is_finished():
+    """It is late at first; its complete answer then shows how long to wait for it."""
     cluster = Cluster.of("deadline:1.0", workers=2)
     cluster.arrive(0)
     cluster.fire(1)
@@ -168,8 +168,8 @@ def test_a_worker_that_is_only_slow_is_heard_out_if_it_need_not_give_up():
     assert [len(update.contributions) for update in cluster.updates] == [1, 2]
 
 
-def test_no_time_is_set_while_no_whole_answer_is_known(decide):
-    """Enough were seen, but all were cut short: any time would be a guess."""
+def test_no_timer_is_started_without_a_complete_answer(decide):
+    """Enough answers were seen, but all were cancelled: any time would be a guess."""
     decider = decide("deadline", workers=2)
     for worker in range(2):
         decider.handle(WorkerJoined(0.0, worker))
@@ -181,11 +181,11 @@ def test_no_time_is_set_while_no_whole_answer_is_known(decide):
     ]
 
 
-def test_law_6_a_crowd_of_answers_cut_short_does_not_take_the_time_away():
-    """Worker 0 has given, so worker 1 can be done without, whatever it did before it fell silent.
+def test_law_6_many_cancelled_answers_do_not_remove_the_deadline():
+    """Worker 0 has contributed, so the update can do without worker 1, whatever it did before.
 
-    It gave up so often that the answer of worker 0 is forgotten, and then a pause made the timer
-    out of date.
+    It abandoned so many turns that the answer of worker 0 would be forgotten, and then a pause made
+    the timer outdated.
     """
     cluster = Cluster.of("deadline", workers=2, min_workers=2)
     cluster.arrive(0)
@@ -196,8 +196,8 @@ def test_law_6_a_crowd_of_answers_cut_short_does_not_take_the_time_away():
     cluster.run_until(1, silent={1})
 
 
-def test_a_time_that_has_passed_when_it_is_learnt_is_now(decide):
-    """A third of the answers took 1 second, but that is known only after 10."""
+def test_deadline_that_has_passed_when_it_is_learned_is_now(decide):
+    """A third of the answers took 1 second, but that is known only after 10 seconds."""
     decider = decide("deadline:q=0.3,n_min=3")
     for worker in range(3):
         decider.handle(WorkerJoined(0.0, worker))
@@ -213,7 +213,7 @@ def test_a_time_that_has_passed_when_it_is_learnt_is_now(decide):
 # --------------------------------------------------------------------------------------- n_min
 
 
-def test_when_too_few_are_there_in_time_the_update_waits_for_n_min():
+def test_update_waits_for_n_min_after_its_deadline():
     cluster = Cluster.of("deadline:n_min=2,after=2")
     cluster.arrive(0)
     assert cluster.fire(1) == []
@@ -227,21 +227,21 @@ def test_when_too_few_are_there_in_time_the_update_waits_for_n_min():
     ]
 
 
-def test_when_nobody_is_there_in_time_the_first_makes_the_update():
+def test_first_gradient_after_the_deadline_makes_the_update():
     cluster = Cluster.of("deadline:after=2", workers=2)
     assert cluster.fire(1) == []
     assert [type(action) for action in cluster.arrive(1)][:2] == [Accept, ApplyUpdate]
 
 
-def test_with_fewer_alive_than_n_min_the_update_takes_those_there_are():
+def test_update_takes_all_alive_workers_if_fewer_than_n_min_are_left():
     cluster = Cluster.of("deadline:n_min=3,after=60")
     cluster.leave(0)
     cluster.arrive(1)
     assert isinstance(cluster.leave(2)[0], ApplyUpdate)
 
 
-def test_n_min_counts_sound_gradients_only():
-    """Whoever was refused has answered, but there is nothing of it to make an update of."""
+def test_n_min_counts_only_finite_gradients():
+    """A worker with a non-finite gradient has answered, but contributed nothing."""
     cluster = Cluster.of("deadline:n_min=2,after=2")
     cluster.arrive(0)
     cluster.arrive(1, finite=False, after=0.5)
@@ -252,13 +252,13 @@ def test_n_min_counts_sound_gradients_only():
     ]
 
 
-def test_before_it_has_learnt_a_refused_gradient_sets_no_time():
+def test_non_finite_gradient_starts_no_timer_before_the_rule_has_learned():
     cluster = Cluster.of("deadline", workers=4)
     assert started(cluster.arrive(0, finite=False)) == []
     assert started(cluster.arrive(1)) == [StartTimer(1, at=4.0)]
 
 
-def test_before_it_has_learnt_the_rule_waits_for_n_min_before_it_sets_a_time():
+def test_timer_starts_with_n_min_gradients_before_the_rule_has_learned():
     cluster = Cluster.of("deadline:n_min=2", workers=4)
     assert started(cluster.arrive(0)) == []
     assert started(cluster.arrive(1)) == [StartTimer(1, at=4.0)]
@@ -268,7 +268,7 @@ def test_before_it_has_learnt_the_rule_waits_for_n_min_before_it_sets_a_time():
 # --------------------------------------------------------------------------------------- after
 
 
-def test_after_replaces_what_is_learnt(decide):
+def test_after_replaces_the_learned_wait(decide):
     decider = decide("deadline:after=250ms", workers=2)
     decider.handle(WorkerJoined(1.0, 0))
     assert decider.handle(WorkerJoined(2.0, 1)) == [
@@ -294,7 +294,7 @@ def test_after_zero_takes_the_first_n_min():
     assert [len(update.contributions) for update in cluster.updates] == [2, 2, 2]
 
 
-def test_a_timer_of_an_update_that_was_made_does_not_hasten_the_next():
+def test_timer_of_an_earlier_update_does_not_shorten_the_next_wait():
     cluster = Cluster.of("deadline:after=5", workers=2)
     cluster.arrive(0)
     cluster.arrive(1)
@@ -305,15 +305,15 @@ def test_a_timer_of_an_update_that_was_made_does_not_hasten_the_next():
 # --------------------------------------------------------------------------------- in a pause
 
 
-def test_a_time_that_passes_in_a_pause_makes_no_update():
+def test_deadline_that_passes_in_a_pause_makes_no_update():
     cluster = Cluster.of("deadline:after=5", workers=2, min_workers=2)
     cluster.arrive(0)
     assert isinstance(cluster.leave(1)[0], Pause)
     assert cluster.fire(1) == []
 
 
-def test_after_a_pause_the_time_counts_from_when_the_run_went_on():
-    """`opened_at` is "when the newest version was made, or the run last went on after a pause"."""
+def test_wait_after_a_pause_counts_from_the_resume():
+    """`opened_at` is when the newest version was made, or when the run last resumed."""
     cluster = Cluster.of("deadline:after=10", workers=2, min_workers=2)
     cluster.leave(1, after=1.0)
     cluster.fire(1)
@@ -322,7 +322,7 @@ def test_after_a_pause_the_time_counts_from_when_the_run_went_on():
     assert isinstance(cluster.fire(2)[0], ApplyUpdate)
 
 
-def test_a_timer_from_before_a_pause_does_not_shorten_the_time_after_it():
+def test_timer_from_before_a_pause_does_not_shorten_the_wait_after_it():
     cluster = Cluster.of("deadline:after=10", workers=2, min_workers=2)
     cluster.leave(1, after=1.0)
     assert started(cluster.join(1, after=4.0)) == [StartTimer(2, at=15.0)]
@@ -333,8 +333,8 @@ def test_a_timer_from_before_a_pause_does_not_shorten_the_time_after_it():
     assert cluster.now == 15.0
 
 
-def test_what_came_in_a_pause_does_not_end_the_next_wait_at_once():
-    """Worker 0 took 10 s, and twice that is to be waited; worker 1 has only just begun."""
+def test_gradient_that_arrives_in_a_pause_does_not_end_the_next_wait():
+    """Worker 0 took 10 s, so the wait is 20 s; worker 1 has just started."""
     cluster = Cluster.of("deadline", workers=2, min_workers=2)
     cluster.leave(1, after=1.0)
     cluster.arrive(0, after=9.0)
@@ -345,22 +345,22 @@ def test_what_came_in_a_pause_does_not_end_the_next_wait_at_once():
 
 
 @pytest.mark.parametrize("q", [0.0, -0.5, 1.5, nan])
-def test_a_q_that_is_no_quantile_is_refused(q):
+def test_invalid_q_is_refused(q):
     with pytest.raises(SpecError, match=r"q must be in \(0, 1\]"):
         Deadline(q)
 
 
-def test_an_n_min_below_one_is_refused():
+def test_n_min_below_one_is_refused():
     with pytest.raises(SpecError, match="n_min must be >= 1, got 0"):
         Deadline(n_min=0)
 
 
-def test_an_n_min_beyond_w_is_refused():
+def test_n_min_above_w_is_refused():
     with pytest.raises(SpecError, match="n_min must be <= workers=3, got 4"):
         make_decider("deadline:n_min=4")
 
 
 @pytest.mark.parametrize("after", [-1.0, nan, inf])
-def test_a_time_that_is_none_is_refused(after):
+def test_invalid_after_is_refused(after):
     with pytest.raises(SpecError, match="after must be"):
         Deadline(after=after)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Delayed updates: all W of a turn, applied k turns late."""
+"""Delayed updates: all W gradients of a step, applied k steps late."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from paceline.core.policies import Delayed
 from paceline.errors import SpecError
 
 
-def test_workers_go_on_while_an_update_is_gathered(decide):
+def test_workers_continue_while_an_update_is_incomplete(decide):
     decider = decide("delayed:1", workers=2)
     for worker in range(2):
         decider.handle(WorkerJoined(0.0, worker))
@@ -50,7 +50,7 @@ def test_staleness_is_exactly_k_once_k_updates_are_made(k):
     ]
 
 
-def test_every_worker_follows_the_same_sequence_of_parameters():
+def test_all_workers_see_the_same_sequence_of_versions():
     cluster = Cluster.of("delayed:2")
     cluster.run_until(12)
     shortest = min(len(versions) for versions in cluster.turns.values())
@@ -59,14 +59,14 @@ def test_every_worker_follows_the_same_sequence_of_parameters():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_fast_worker_is_at_most_k_updates_ahead(k):
+def test_fast_worker_is_at_most_k_updates_ahead(k):
     cluster = Cluster.of(Delayed(k), workers=2)
     for _ in range(k + 1):
         cluster.arrive(0)
     assert cluster.working == [1]
 
 
-def test_a_newcomer_takes_part_in_the_next_update_at_the_version_of_the_others():
+def test_new_worker_joins_the_next_update_at_the_version_of_the_others():
     cluster = Cluster.of("delayed:2")
     cluster.run_until(6)
     turn = len(cluster.turns[0]) + 1
@@ -74,14 +74,14 @@ def test_a_newcomer_takes_part_in_the_next_update_at_the_version_of_the_others()
     assert cluster.join(0) == [SendParams(0, turn, version=4)]
 
 
-def test_who_is_refused_tries_again_for_the_same_update_before_it_goes_on():
+def test_worker_retries_the_same_update_after_a_non_finite_gradient():
     cluster = Cluster.of("delayed:1", workers=2)
     assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE), SendParams(0, 2, 0)]
     assert cluster.arrive(0) == [Accept(0, 0, update=1), SendParams(0, 3, 0)]
     assert cluster.arrive(0) == [Accept(0, 0, update=2)]
 
 
-def test_who_is_excused_of_one_update_is_waited_for_in_the_next():
+def test_worker_excused_from_one_update_is_needed_for_the_next():
     cluster = Cluster.of("delayed:1", workers=2)
     cluster.arrive(1, finite=False)
     assert cluster.arrive(0) == [
@@ -95,7 +95,7 @@ def test_who_is_excused_of_one_update_is_waited_for_in_the_next():
     assert cluster.arrive(1)[1].staleness == (1, 1)
 
 
-def test_who_comes_back_goes_on_where_it_has_not_given_yet():
+def test_worker_that_rejoins_continues_with_the_updates_it_lacks():
     cluster = Cluster.of("delayed:1")
     cluster.arrive(0)
     cluster.leave(0)
@@ -103,7 +103,7 @@ def test_who_comes_back_goes_on_where_it_has_not_given_yet():
     assert cluster.arrive(0) == [Accept(0, 0, update=2)]
 
 
-def test_a_worker_beyond_w_is_a_backup_and_may_be_late():
+def test_worker_beyond_w_is_a_backup_and_may_be_late():
     cluster = Cluster.of("delayed:1", workers=2)
     cluster.join(2)
     cluster.arrive(0)
@@ -111,6 +111,6 @@ def test_a_worker_beyond_w_is_a_backup_and_may_be_late():
     assert cluster.arrive(2) == [Drop(2, 0, Fate.LATE), SendParams(2, turn=2, version=0)]
 
 
-def test_a_k_below_zero_is_refused():
+def test_k_below_zero_is_refused():
     with pytest.raises(SpecError, match="k must be >= 0, got -1; use 0 for sync"):
         Delayed(-1)

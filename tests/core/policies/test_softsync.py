@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""SoftSync: an update for every c gradients, from anyone, of any version."""
+"""SoftSync: an update for every c gradients, from any workers, of any version."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from paceline.core.policies import SoftSync
 from paceline.errors import SpecError
 
 
-def test_every_c_gradients_make_an_update_stale_ones_included(decide):
+def test_every_c_gradients_make_an_update_including_stale_ones(decide):
     decider = decide("softsync:2")
     for worker in range(3):
         decider.handle(WorkerJoined(0.0, worker))
@@ -65,17 +65,17 @@ def test_staleness_is_about_w_over_c():
     assert 8 / 4 - 1 <= sum(late) / len(late) <= 8 / 4
 
 
-def test_a_bound_refuses_what_is_older():
+def test_bound_refuses_older_gradients():
     cluster = Cluster.of("softsync:1,bound=0", workers=2)
     assert Cancel(1, turn=1) in cluster.arrive(0)
     assert cluster.arrive(1) == [Drop(1, 0, Fate.STALE), SendParams(1, 2, 1)]
 
 
-def test_fewer_than_one_gradient_is_refused():
+def test_c_below_one_is_refused():
     with pytest.raises(SpecError, match="c must be >= 1, got 0"):
         SoftSync(0)
 
 
-def test_what_holds_for_all_free_rules_is_checked_too():
+def test_settings_of_all_free_rules_are_checked():
     with pytest.raises(SpecError, match="bound must be >= 0"):
         SoftSync(2, bound=-2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stale synchronous parallel: nobody is more than s turns ahead of the slowest."""
+"""Stale synchronous parallel: no worker is more than s turns ahead of the slowest."""
 
 from random import Random
 
@@ -22,7 +22,7 @@ from paceline.core.policies import Ssp
 from paceline.errors import SpecError
 
 
-def test_who_is_too_far_ahead_waits_for_the_slowest(decide):
+def test_worker_that_is_too_far_ahead_waits_for_the_slowest(decide):
     decider = decide("ssp:1", workers=2)
     assert decider.handle(WorkerJoined(0.0, 0)) == [Resume(), SendParams(0, turn=1, version=0)]
     assert decider.handle(WorkerJoined(0.0, 1)) == [SendParams(1, turn=1, version=0)]
@@ -52,7 +52,7 @@ def test_ssp_0_is_a_barrier_in_every_turn():
     assert cluster.version == 9
 
 
-def test_the_death_of_the_slowest_frees_the_others(decide):
+def test_death_of_the_slowest_frees_the_others(decide):
     decider = decide("ssp:0", workers=2)
     for worker in range(2):
         decider.handle(WorkerJoined(0.0, worker))
@@ -60,8 +60,8 @@ def test_the_death_of_the_slowest_frees_the_others(decide):
     assert decider.handle(WorkerLeft(2.0, 1)) == [SendParams(0, turn=2, version=1)]
 
 
-def test_a_newcomer_begins_where_the_slowest_is():
-    """Nobody waits for it to make up the past, and it does not run ahead."""
+def test_new_worker_starts_at_the_count_of_the_slowest():
+    """The others don't wait for it to catch up, and it doesn't run ahead."""
     cluster = Cluster.of("ssp:0", workers=2)
     cluster.run_until(10)
     assert cluster.join(7) == [SendParams(7, turn=1, version=10)]
@@ -72,7 +72,7 @@ def test_a_newcomer_begins_where_the_slowest_is():
     assert [a.worker for a in cluster.arrive(7)[2:]] == [0, 1, 7]
 
 
-def test_who_comes_back_is_not_owed_its_past():
+def test_worker_that_rejoins_starts_at_the_count_of_the_slowest():
     cluster = Cluster.of("ssp:0", workers=2)
     cluster.leave(1)
     cluster.run_until(6)
@@ -80,14 +80,14 @@ def test_who_comes_back_is_not_owed_its_past():
     assert cluster.decider.ledger.memory == {0: 6, 1: 6}
 
 
-def test_the_first_worker_of_all_begins_at_zero():
+def test_first_worker_starts_at_zero():
     cluster = Cluster.of("ssp:2", joined=False)
     cluster.join(5)
     assert cluster.decider.ledger.memory == {5: 0}
 
 
-def test_those_who_are_gone_are_forgotten_when_somebody_comes():
-    """A run with workers that come and go for weeks must not grow, nor wait for the dead."""
+def test_workers_that_left_are_forgotten_when_another_joins():
+    """The state of a long run must not grow, nor may the run wait for dead workers."""
     cluster = Cluster.of("ssp:0", workers=2)
     cluster.arrive(0)
     cluster.leave(1)
@@ -95,14 +95,14 @@ def test_those_who_are_gone_are_forgotten_when_somebody_comes():
     assert cluster.decider.ledger.memory == {0: 1, 7: 1}
 
 
-def test_a_refused_gradient_is_a_turn_but_one_given_up_is_not():
+def test_non_finite_gradient_counts_as_finished_but_an_abandoned_one_does_not():
     cluster = Cluster.of("ssp:0", workers=2)
     assert cluster.abandon(0) == [Drop(0, 0, Fate.CANCELLED), SendParams(0, 2, 0)]
     assert cluster.arrive(0, finite=False) == [Drop(0, 0, Fate.NON_FINITE)]
 
 
 @pytest.mark.parametrize("s", [0, 1, 3])
-def test_nobody_works_on_a_turn_more_than_s_ahead_of_the_slowest(s):
+def test_no_worker_is_more_than_s_ahead_of_the_slowest(s):
     cluster = Cluster.of(Ssp(s), workers=4)
     ledger = cluster.decider.ledger
     for _ in random_steps(cluster, Random(s), 300):
@@ -111,7 +111,7 @@ def test_nobody_works_on_a_turn_more_than_s_ahead_of_the_slowest(s):
         assert all(count - min(finished.values()) <= s for count in at_work)
 
 
-def test_a_bound_and_a_learning_rate_rule_may_be_added():
+def test_bound_and_lr_can_be_added():
     cluster = Cluster.of("ssp:3,bound=1,lr=inverse")
     cluster.arrive(0)
     cluster.arrive(0)
@@ -119,11 +119,11 @@ def test_a_bound_and_a_learning_rate_rule_may_be_added():
     assert cluster.arrive(1)[0] == Drop(1, 0, Fate.STALE)
 
 
-def test_an_s_below_zero_is_refused():
+def test_s_below_zero_is_refused():
     with pytest.raises(SpecError, match="s must be >= 0, got -1; use 0 for a full barrier"):
         Ssp(-1)
 
 
-def test_what_holds_for_all_free_rules_is_checked_too():
+def test_settings_of_all_free_rules_are_checked():
     with pytest.raises(SpecError, match="bound must be >= 0"):
         Ssp(2, bound=-2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Full synchronous training: all W, one update."""
+"""Full synchronous training: every update takes the gradients of all W workers."""
 
 from fakes import Cluster
 from paceline.core.events import (
@@ -16,7 +16,7 @@ from paceline.core.events import (
 )
 
 
-def test_every_update_takes_all_weighted_by_their_samples(decide):
+def test_every_update_takes_all_gradients_weighted_by_samples(decide):
     decider = decide("sync", workers=2)
     assert decider.handle(WorkerJoined(0.0, 0)) == []
     assert decider.handle(WorkerJoined(0.0, 1)) == [
@@ -41,14 +41,14 @@ def test_every_update_takes_all_weighted_by_their_samples(decide):
     ]
 
 
-def test_nobody_goes_on_before_the_slowest_is_in():
+def test_no_worker_continues_before_the_slowest_has_arrived():
     cluster = Cluster.of("sync", workers=5)
     for worker in (3, 1, 0, 4):
         assert cluster.arrive(worker) == [Accept(worker, 0, update=1)]
     assert cluster.working == [2]
 
 
-def test_a_run_of_one_worker_is_plain_sgd():
+def test_run_of_one_worker_is_plain_sgd():
     cluster = Cluster.of("sync", workers=1)
     for version in range(5):
         assert cluster.arrive(0) == [
@@ -58,8 +58,8 @@ def test_a_run_of_one_worker_is_plain_sgd():
         ]
 
 
-def test_a_worker_that_is_never_finite_is_done_without():
-    """It tries again and again, and the update takes the other two."""
+def test_update_does_without_a_worker_whose_gradients_are_never_finite():
+    """It retries forever, and the update takes the other two."""
     cluster = Cluster.of("sync")
     for turn in (1, 2, 3):
         assert cluster.arrive(0, finite=False) == [
