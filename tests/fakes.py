@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The simplest possible shell, and the table of policies that every law is held against.
+"""The simplest possible shell, and the table of policies that every law is tested with.
 
-`Cluster` drives a `Decider` by hand: it remembers, from the actions alone, what each worker was
-asked for, and asserts at each step what any shell may rely on. It computes nothing and knows no
-rule, so what it asserts holds for the simulator and for the runtime as well.
+`Cluster` drives a `Decider` by hand: from the actions alone it tracks what each worker was asked
+for, and it asserts at each step what any shell may rely on. It computes nothing and knows no rule,
+so what it asserts also holds for the simulator and the runtime.
 """
 
 import copy
@@ -80,26 +80,26 @@ POLICY_TABLE = [
     "delayed:1",
     "delayed:2",
 ]
-"""Every policy, several times. A new rule must get its rows here. All run with 3 workers."""
+"""Every policy, with several settings, for 3 workers. A new rule must add its rows here."""
 
 
 def make_decider(policy: str | Policy, workers: int = 3, **spec: Any) -> Decider:
-    """A decider for a policy or its string."""
+    """Return a decider for a policy or its string."""
     return Decider(parse_policy(policy), RunSpec(workers=workers, **spec))
 
 
 def view_of(decider: Decider) -> tuple[Ledger, list[int], list[int]]:
-    """Everything that a decision may depend on, the order of dictionaries included."""
+    """Return everything that a decision may depend on, including the order of dictionaries."""
     return decider.ledger, list(decider.ledger.idle), list(decider.ledger.members)
 
 
 def state_of(decider: Decider) -> tuple[Ledger, list[int], list[int]]:
-    """A copy of all that, to be compared with a later view."""
+    """Return a copy of that state, to compare with a later view."""
     return copy.deepcopy(view_of(decider))
 
 
 def copy_of(ledger: Ledger) -> Ledger:
-    """What `copy.deepcopy` does, many times faster; the walk through all states needs it."""
+    """Do what `copy.deepcopy` does, but many times faster, for the exhaustive tests."""
     twin = replace(
         ledger,
         memory=copy.copy(ledger.memory),
@@ -110,7 +110,7 @@ def copy_of(ledger: Ledger) -> Ledger:
         joined=set(ledger.joined),
         turns=dict(ledger.turns),
     )
-    twin.tallies = {  # not above: a new ledger begins with update 1
+    twin.tallies = {  # not above, because a new ledger starts with a tally for update 1
         update: Tally(list(tally.contributions), set(tally.done), set(tally.excused))
         for update, tally in ledger.tallies.items()
     }
@@ -118,31 +118,31 @@ def copy_of(ledger: Ledger) -> Ledger:
 
 
 class Cluster:
-    """Workers that do what they are told, a clock that is moved by hand, and a strict shell."""
+    """Workers that are driven by hand, a manual clock, and a strict shell."""
 
     def __init__(self, decider: Decider) -> None:
         self.decider = decider
         self.origin = decider.ledger.version
-        """The version that it begins with."""
+        """The version that it starts from."""
         self.now = 0.0
         self.log: list[tuple[Event, list[Action]]] = []
         self.asked: dict[int, SendParams | None] = {}
-        """By worker that is here; None: it waits for parameters."""
+        """By member; None: it waits for parameters."""
         self.turns = {worker: [0] * had for worker, had in decider.ledger.turns.items()}
-        """By worker that ever came: the version of each of its turns, those before a death too; of
-        turns before the origin nobody knows it."""
+        """The version of each turn of each worker, including those before a death; 0 for turns from
+        before the origin, whose version isn't known."""
         self.cancelled: set[int] = set()
         self.timers: dict[int, float] = {}
-        """When each timer that has not fired yet is to fire, by its number."""
+        """When each timer that hasn't fired yet should fire, by its number."""
         self.timers_started = 0
         self.timer: int | None = None
-        """The timer of the next update; None: none was started since its version was opened, or
-        the run last went on. All others are out of date: a shell need not take timers back."""
+        """The timer of the next update; None: none was started since the version was opened or the
+        run resumed. All other timers are outdated: a shell needn't remove them."""
         self.pending: dict[int, list[Contribution]] = {}
-        """What was accepted for updates that are not made yet."""
+        """What was accepted for updates that aren't made yet."""
         self.updates: list[ApplyUpdate] = []
         self.unreported: list[int] = []
-        """Updates that were made, but that the decider has not heard of yet."""
+        """Updates that were made but not yet reported to the decider."""
         self.fates: Counter[Fate] = Counter()
         self.paused = True
         self.finish: Finish | None = None
@@ -151,13 +151,13 @@ class Cluster:
     def of(
         cls, policy: str | Policy, workers: int = 3, joined: bool = True, **spec: Any
     ) -> "Cluster":
-        """A cluster of its own; its workers are there already unless told otherwise."""
+        """Return a new cluster, whose workers have joined unless `joined` is False."""
         cluster = cls(make_decider(policy, workers, **spec))
         for worker in range(workers) if joined else ():
             cluster.join(worker, after=0.0)
         return cluster
 
-    # --------------------------------------------------------------------- what there is to know
+    # --------------------------------------------------------------------- queries
 
     @property
     def version(self) -> int:
@@ -166,12 +166,12 @@ class Cluster:
 
     @property
     def working(self) -> list[int]:
-        """Those who compute, in the order in which they were asked."""
+        """The busy workers, in the order in which they were asked."""
         return [worker for worker, asked in self.asked.items() if asked is not None]
 
     @property
     def repeatable(self) -> list[int]:
-        """Those here that have had a turn which nobody waits for any more."""
+        """The members that have reported at least one turn."""
         return [w for w in self.asked if self._last_reported(w) > 0]
 
     @property
@@ -186,18 +186,18 @@ class Cluster:
 
     @property
     def events(self) -> list[Event]:
-        """All that has happened."""
+        """All events so far."""
         return [event for event, _ in self.log]
 
     @property
     def actions(self) -> list[list[Action]]:
-        """What was decided on each event."""
+        """The actions that were decided on each event."""
         return [actions for _, actions in self.log]
 
-    # -------------------------------------------------------------------- what can happen to it
+    # -------------------------------------------------------------------- events
 
     def join(self, worker: int, after: float = 1.0) -> list[Action]:
-        """A worker comes, or comes back."""
+        """A worker joins, or joins again."""
         return self.handle(WorkerJoined(self.now + after, worker))
 
     def leave(self, worker: int, after: float = 1.0) -> list[Action]:
@@ -207,7 +207,7 @@ class Cluster:
     def arrive(
         self, worker: int, samples: int = 1, finite: bool = True, after: float = 1.0
     ) -> list[Action]:
-        """A worker has finished what it was asked for."""
+        """A worker finishes its gradient."""
         asked = self.asked[worker]
         assert asked is not None, f"worker {worker} was asked for nothing"
         return self.handle(
@@ -215,32 +215,32 @@ class Cluster:
         )
 
     def abandon(self, worker: int, after: float = 1.0) -> list[Action]:
-        """A worker has given up what it was asked for."""
+        """A worker abandons its gradient."""
         asked = self.asked[worker]
         assert asked is not None, f"worker {worker} was asked for nothing"
         return self.handle(WorkAbandoned(self.now + after, worker, asked.turn))
 
     def duplicate(self, worker: int, after: float = 1.0) -> list[Action]:
-        """A worker's newest report comes once more."""
+        """A worker's newest report arrives again."""
         turn = self._last_reported(worker)
         version = self.turns[worker][turn - 1]
         return self.handle(GradientArrived(self.now + after, worker, turn, version))
 
     def fire(self, timer: int, after: float = 0.0) -> list[Action]:
-        """A timer fires, at its time or, if the clock is past that already, now."""
+        """A timer fires, at its time or now, whichever is later."""
         at = max(self.now + after, self.timers.pop(timer))
         return self.handle(TimerFired(at, timer))
 
     def report_update(self, sq_norm: float | None = None, after: float = 0.0) -> list[Action]:
-        """Tell the decider that the oldest update it has not heard of was applied."""
+        """Report the oldest unreported update as applied."""
         return self.handle(UpdateApplied(self.now + after, self.unreported.pop(0), sq_norm))
 
     def stop(self, after: float = 1.0) -> list[Action]:
-        """The run is asked to end."""
+        """The run is asked to stop."""
         return self.handle(StopRequested(self.now + after))
 
     def run_until(self, version: int, silent: Collection[int] = (), limit: int = 500) -> None:
-        """Let all but the silent report in turn, and timers fire when there is nothing else."""
+        """Let all workers but the silent ones report in turn; timers fire if none can."""
         for _ in range(limit):
             if self.version >= version or self.finish:
                 return
@@ -254,7 +254,7 @@ class Cluster:
         raise AssertionError(f"version {version} not reached in {limit} events")
 
     def fork(self) -> "Cluster":
-        """A twin that goes its own way from here."""
+        """Return an independent copy."""
         twin = Cluster(Decider(self.decider.policy, self.decider.ledger.spec))
         twin.decider.ledger = copy_of(self.decider.ledger)
         twin.origin = self.origin
@@ -271,20 +271,20 @@ class Cluster:
     # ------------------------------------------------------------------------- the shell's laws
 
     def handle(self, event: Event) -> list[Action]:
-        """Decide on an event, perform the actions, and hold the laws."""
+        """Decide on an event, perform the actions, and check the laws."""
         actions = self.decider.handle(event)
         self.decider.check()
         self.now = event.time
         self.log.append((event, actions))
-        self._hold_one_fate(event, actions)
-        self._hold_that_only_the_newest_timer_counts(event, actions)
-        self._note(event)
+        self._check_one_fate(event, actions)
+        self._check_that_outdated_timers_have_no_effect(event, actions)
+        self._record(event)
         for action in actions:
             self._perform(event, action)
         return actions
 
-    def _hold_one_fate(self, event: Event, actions: list[Action]) -> None:
-        """Each report gets one fate, before anything else is done; nothing else gets one."""
+    def _check_one_fate(self, event: Event, actions: list[Action]) -> None:
+        """Check that each report gets one fate as its first action, and no other event gets one."""
         fates = [a for a in actions if isinstance(a, Accept | Drop)]
         if not isinstance(event, GradientArrived | WorkAbandoned):
             assert fates == []
@@ -297,29 +297,31 @@ class Cluster:
         assert (fate.worker, fate.version) == (event.worker, version)
         self.fates[got] += 1
 
-    def _hold_that_only_the_newest_timer_counts(self, event: Event, actions: list[Action]) -> None:
+    def _check_that_outdated_timers_have_no_effect(
+        self, event: Event, actions: list[Action]
+    ) -> None:
         if isinstance(event, TimerFired) and event.timer != self.timer:
-            assert actions == [], "a timer that is out of date is harmless"
+            assert actions == [], "an outdated timer has no effect"
 
     def _possible_fates(self, event: GradientArrived | WorkAbandoned) -> set[Fate]:
-        """What may become of a gradient, from all that the shell knows of it."""
+        """Return the fates that a gradient may get, given what the shell knows."""
         if isinstance(event, WorkAbandoned):
             return {Fate.CANCELLED}
-        if not self._is_news(event):
+        if not self._is_new_report(event):
             return {Fate.DUPLICATE}
         if not event.finite:
             return {Fate.NON_FINITE}
         return {Fate.LATE, Fate.STALE} if event.worker in self.cancelled else {Fate.ACCEPTED}
 
-    def _note(self, event: Event) -> None:
-        """Book what the shell knows before it performs an action."""
+    def _record(self, event: Event) -> None:
+        """Record the event in the shell's own state."""
         if isinstance(event, WorkerJoined):
             self.asked[event.worker] = None
             self.turns.setdefault(event.worker, [])
         elif isinstance(event, WorkerLeft):
             del self.asked[event.worker]
             self.cancelled.discard(event.worker)
-        elif self._is_news(event):
+        elif self._is_new_report(event):
             self.asked[event.worker] = None
             self.cancelled.discard(event.worker)
 
@@ -337,10 +339,10 @@ class Cluster:
             case SendParams(worker, turn, version):
                 assert not self.finish
                 assert not self.paused
-                assert self.asked.pop(worker) is None, "only who waits is asked"
-                assert turn == len(self.turns[worker]) + 1, "no turn of a worker is given twice"
+                assert self.asked.pop(worker) is None, "only idle workers get work"
+                assert turn == len(self.turns[worker]) + 1, "a turn must not be used twice"
                 assert self.origin <= version <= self.version
-                self.asked[worker] = action  # put back last: `working` goes by this order
+                self.asked[worker] = action  # last, because `working` uses this order
                 self.turns[worker].append(version)
             case Cancel(worker, turn):
                 asked = self.asked[worker]
@@ -352,8 +354,8 @@ class Cluster:
                 assert not self.finish
                 assert not self.paused
                 assert at >= event.time
-                assert self.timer is None, "once for each update, and again after a pause"
-                assert timer == self.timers_started + 1, "they are numbered through the whole run"
+                assert self.timer is None, "one timer per update, and a new one after a pause"
+                assert timer == self.timers_started + 1, "timers are numbered consecutively"
                 self.timers_started = self.timer = timer
                 self.timers[timer] = at
             case Pause(reason):
@@ -375,7 +377,7 @@ class Cluster:
                 assert isinstance(action, Drop), f"unknown action {action}"
 
     def _apply(self, action: ApplyUpdate) -> None:
-        """Updates come one after the other, each of exactly what was accepted for it."""
+        """Check that updates come in order, each with exactly what was accepted for it."""
         assert not self.finish
         assert not self.paused or len(action.contributions) >= action.wanted
         assert action.update == self.version + 1
@@ -387,19 +389,19 @@ class Cluster:
         self.unreported.append(action.update)
         self.timer = None
 
-    def _is_news(self, event: Event) -> bool:
-        """Whether this is the report on work that a worker was asked for."""
+    def _is_new_report(self, event: Event) -> bool:
+        """Return whether this is the first report of a turn."""
         if not isinstance(event, GradientArrived | WorkAbandoned):
             return False
         return event.turn > self._last_reported(event.worker)
 
     def _last_reported(self, worker: int) -> int:
-        """The newest turn that this worker has reported on, or died over; 0: none yet."""
+        """Return the newest turn that this worker has reported, or lost by dying; 0: none."""
         return len(self.turns[worker]) - (self.asked[worker] is not None)
 
 
 def trace_of(cluster: Cluster) -> Trace:
-    """Return the trace that a shell would have written of everything that happened so far."""
+    """Return the trace that a shell would have written so far."""
     records: list[Record] = []
     version = cluster.origin
     asked_at: dict[int, float] = {}
@@ -425,10 +427,10 @@ def trace_of(cluster: Cluster) -> Trace:
 def random_steps(
     cluster: Cluster, rng: Random, count: int, faults: bool = True, spare: int = 2
 ) -> Iterator[tuple[Event, list[Action]]]:
-    """Let `count` random things happen to a cluster, and show each with what was decided on it.
+    """Let `count` random events happen to a cluster; yield each event with its actions.
 
-    Some more workers than the run was started for may come and go: the spare ones. Without faults
-    workers only report, and timers fire.
+    `spare` workers more than the run was started for may join and leave. Without faults, workers
+    only report and timers fire.
     """
     roster = cluster.decider.ledger.spec.workers + spare
     for _ in range(count):
@@ -451,17 +453,17 @@ def random_steps(
             ]
         if cluster.unreported:
             choices.append((10, "report_update", [0]))
-        possible = [(weight, what, whom) for weight, what, whom in choices if whom]
+        possible = [(weight, what, options) for weight, what, options in choices if options]
         if not possible:
             return
-        [(_, what, whom)] = rng.choices(possible, weights=[weight for weight, _, _ in possible])
-        one = rng.choice(whom)
+        [(_, what, options)] = rng.choices(possible, weights=[weight for weight, _, _ in possible])
+        chosen = rng.choice(options)
         if what == "arrive":
-            cluster.arrive(one, samples=rng.choice([1, 1, 7, 32, 10**12]), after=after)
+            cluster.arrive(chosen, samples=rng.choice([1, 1, 7, 32, 10**12]), after=after)
         elif what == "non-finite":
-            cluster.arrive(one, finite=False, after=after)
+            cluster.arrive(chosen, finite=False, after=after)
         elif what == "report_update":
             cluster.report_update(rng.choice([None, 0.0, 2.5]), after=after)
         else:
-            getattr(cluster, what)(one, after=after)
+            getattr(cluster, what)(chosen, after=after)
         yield cluster.log[-1]

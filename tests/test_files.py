@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files that appear whole or not at all."""
+"""Atomic writes: readers see the whole file or none of it."""
 
 import pytest
 
 from paceline.files import atomic_write
 
 
-def test_a_file_appears_when_it_is_whole(tmp_path):
+def test_file_appears_only_when_it_is_complete(tmp_path):
     path = tmp_path / "one"
     path.write_text("old")
     with atomic_write(path) as partial:
@@ -16,7 +16,7 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_was_there_stays_where_writing_fails(tmp_path):
+def test_old_file_stays_if_writing_fails(tmp_path):
     path = tmp_path / "one"
     path.write_text("old")
 
@@ -31,14 +31,14 @@ def test_what_was_there_stays_where_writing_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_is_written_over(tmp_path):
+def test_leftover_of_a_killed_process_is_overwritten(tmp_path):
     (tmp_path / ".one.partial").write_text("half of it")
     with atomic_write(tmp_path / "one") as partial:
         partial.write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
-def test_several_processes_may_write_the_same_where_they_say_so(tmp_path):
+def test_several_processes_may_write_the_same_file(tmp_path):
     path = tmp_path / "one"
     with atomic_write(path, alone=False) as mine, atomic_write(path) as another:
         assert mine != another
@@ -47,6 +47,6 @@ def test_several_processes_may_write_the_same_where_they_say_so(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path):
+def test_missing_folder_raises_the_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "no" / "one") as partial:
         partial.write_text("new")

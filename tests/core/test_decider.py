@@ -128,7 +128,7 @@ def test_list_of_joined_workers_is_cleared_when_the_run_begins():
     assert cluster.decider.ledger.joined == set()
 
 
-# --------------------------------------------------------------------------- coming and going
+# ---------------------------------------------------------------------------- joins and deaths
 
 
 def test_worker_beyond_w_is_an_additional_backup():
@@ -245,7 +245,7 @@ def test_gradients_are_kept_in_a_pause_but_no_work_is_assigned():
     cluster.leave(2)
     assert cluster.arrive(0) == [Accept(0, 0, update=1)]
     assert cluster.arrive(1, finite=False) == [Drop(1, 0, Fate.NON_FINITE)]
-    assert cluster.version == 0, "nobody is outstanding, but the update lacks two"
+    assert cluster.version == 0, "no worker is outstanding, but the update needs two more"
     assert cluster.join(2) == [Resume(), SendParams(1, 2, 0), SendParams(2, 2, 0)]
 
 
@@ -459,7 +459,7 @@ def test_no_contributions_are_pending_after_the_end():
 
 
 def test_stop_in_a_pause_ends_the_run_after_the_complete_updates():
-    """Worker 1 contributed to update 1 before it died, so worker 2 completes it, but not update 2."""
+    """Worker 1 contributed to update 1 before it died, so worker 2 completes only that."""
     cluster = Cluster.of("delayed:1", min_workers=3)
     for worker in (0, 0, 1):
         cluster.arrive(worker)
@@ -668,7 +668,7 @@ def test_abandoned_work_is_assigned_again():
 
 EARLY = 2.0  # the decider under test has seen this time
 ILLEGAL = {
-    "joins though it is here": (WorkerJoined(3.0, 0), "worker 0 has already joined"),
+    "joins twice": (WorkerJoined(3.0, 0), "worker 0 has already joined"),
     "a stranger leaves": (WorkerLeft(3.0, 9), "has not joined"),
     "a stranger's gradient": (GradientArrived(3.0, 9, 1, 0), "has not joined"),
     "turn zero": (GradientArrived(3.0, 1, 0, 0), "has had 1 turns"),
@@ -679,24 +679,24 @@ ILLEGAL = {
     "no samples": (GradientArrived(3.0, 1, 1, 0, samples=0), "samples must be >= 1"),
     "samples below zero": (GradientArrived(3.0, 1, 1, 0, samples=-3), "samples must be >= 1"),
     "a duplicate without samples": (GradientArrived(3.0, 0, 1, 0, samples=0), "samples must be"),
-    "a stranger gives up": (WorkAbandoned(3.0, 9, 1), "has not joined"),
-    "gives up turn zero": (WorkAbandoned(3.0, 1, 0), "has had 1 turns"),
-    "gives up a turn to come": (WorkAbandoned(3.0, 1, 2), "has had 1 turns"),
-    "gives up what it has given": (WorkAbandoned(3.0, 0, 1), "has already reported this turn"),
-    "a timer nobody started": (TimerFired(3.0, 2), "no timer with this number"),
+    "an unknown worker abandons work": (WorkAbandoned(3.0, 9, 1), "has not joined"),
+    "abandons turn zero": (WorkAbandoned(3.0, 1, 0), "has had 1 turns"),
+    "abandons a future turn": (WorkAbandoned(3.0, 1, 2), "has had 1 turns"),
+    "abandons a reported turn": (WorkAbandoned(3.0, 0, 1), "has already reported this turn"),
+    "a timer that was never started": (TimerFired(3.0, 2), "no timer with this number"),
     "a bare event": (Event(3.0), "expected an event"),
     "an action": (SendParams(0, 1, 0), "expected an event"),
     "nothing": (None, "expected an event"),
     "joins in the past": (WorkerJoined(1.0, 3), "time must be finite and not before"),
     "leaves in the past": (WorkerLeft(1.0, 0), "time must be finite and not before"),
     "a gradient in the past": (GradientArrived(1.0, 1, 1, 0), "time must be finite and not before"),
-    "gives up in the past": (WorkAbandoned(1.0, 1, 1), "time must be finite and not before"),
+    "abandons in the past": (WorkAbandoned(1.0, 1, 1), "time must be finite and not before"),
     "a timer in the past": (TimerFired(1.0, 1), "time must be finite and not before"),
     "a stop in the past": (StopRequested(1.0), "time must be finite and not before"),
     "joins at no time": (WorkerJoined(nan, 3), "time must be finite and not before"),
     "leaves at no time": (WorkerLeft(nan, 0), "time must be finite and not before"),
     "a gradient at no time": (GradientArrived(nan, 1, 1, 0), "time must be finite and not before"),
-    "gives up at no time": (WorkAbandoned(nan, 1, 1), "time must be finite and not before"),
+    "abandons at no time": (WorkAbandoned(nan, 1, 1), "time must be finite and not before"),
     "a timer at no time": (TimerFired(nan, 1), "time must be finite and not before"),
     "a stop at no time": (StopRequested(nan), "time must be finite and not before"),
     "joins at the end of time": (WorkerJoined(inf, 3), "time"),
@@ -840,7 +840,7 @@ def test_replay_refuses_illegal_events():
         replay(Backup(0), RunSpec(workers=2), events)
 
 
-# ------------------------------------------------------------------ what a rule learns of updates
+# ------------------------------------------------------------- what a rule learns about updates
 
 
 class Doubting(Policy):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Training by a schedule."""
+"""Training according to a schedule."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -50,8 +50,8 @@ def test_sync_is_plain_training_with_a_large_batch():
     assert torch.allclose(weights(trained(problem, steps_of("sync"))), plain, rtol=1e-12)
 
 
-def test_a_stale_gradient_is_computed_at_its_own_version():
-    """Two updates, both at the first weights: the second step is that of its own gradient."""
+def test_stale_gradient_is_computed_at_its_own_version():
+    """Two updates, both computed at the initial weights: the second step uses its own gradient."""
     problem = Clouds()
     steps = [
         Step(1, 0.1, (Part(Draw(0, 0), 0, 4, 1.0, 1.0),)),
@@ -69,13 +69,13 @@ def test_a_stale_gradient_is_computed_at_its_own_version():
 
 
 @pytest.mark.parametrize("policy", ["backup:1", "softsync:3", "batchsync:7", "delayed:1"])
-def test_gradients_computed_together_are_those_computed_alone(monkeypatch, policy):
+def test_gradients_computed_together_equal_those_computed_alone(monkeypatch, policy):
     together = weights(trained(Clouds(), steps_of(policy)))
     monkeypatch.setattr(Clouds, "pass_samples", 1)
     assert torch.allclose(weights(trained(Clouds(), steps_of(policy))), together, rtol=1e-12)
 
 
-def test_mini_batches_of_other_sizes_count_by_their_samples():
+def test_mini_batches_are_weighted_by_samples():
     problem = Clouds()
     parts = Part(Draw(0, 0), 0, 4, 0.25, 1.0), Part(Draw(1, 0), 0, 12, 0.75, 1.0)
     steps = [Step(1, 0.1, parts)]
@@ -90,7 +90,7 @@ def test_mini_batches_of_other_sizes_count_by_their_samples():
 
 @dataclass(frozen=True, kw_only=True)
 class OneHot(Problem):
-    """The gradient of each draw is 1 in a place of its own, so an update shows its weights."""
+    """The gradient of each draw is a unit vector of its own, so an update shows its weights."""
 
     name = "one-hot"
     batch: int = 1
@@ -129,7 +129,7 @@ def test_law_5_lab_applies_the_weights_that_the_policy_decided(policy):
     assert (-weights(training)).tolist() == decided
 
 
-def test_what_is_dropped_is_never_computed(monkeypatch):
+def test_dropped_gradients_are_never_computed(monkeypatch):
     computed = []
     losses = Clouds.losses
 
@@ -144,7 +144,7 @@ def test_what_is_dropped_is_never_computed(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["sync", "async", "softsync:3", "delayed:2"])
-def test_training_that_goes_on_from_its_state_gets_the_same_bits(policy):
+def test_training_continued_from_a_state_is_bit_identical(policy):
     problem, steps = Clouds(dropout=0.3), steps_of(policy)
     recipe = replace(RECIPE, ema=0.9)
     whole = trained(problem, steps, recipe)
@@ -160,7 +160,7 @@ def test_training_that_goes_on_from_its_state_gets_the_same_bits(policy):
         assert torch.equal(mine, other)
 
 
-def test_the_rate_follows_the_data_that_was_used():
+def test_learning_rate_follows_the_data_used():
     recipe = Recipe(0.8, fall_from=0.5)
     assert recipe.rate(0.0, 10.0) == 0.8
     assert recipe.rate(5.0, 10.0) == 0.8
@@ -170,14 +170,14 @@ def test_the_rate_follows_the_data_that_was_used():
         Recipe(0.0)
 
 
-def test_the_average_is_clipped_not_each_gradient():
+def test_clipping_applies_to_the_average():
     steps = steps_of("sync", steps=1)
     before = weights(Training(Clouds(), steps, RECIPE))
     moved = weights(trained(Clouds(), steps, Recipe(0.1, clip_norm=0.01))) - before
     assert moved.norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
 
 
-def test_training_ends_where_a_gradient_is_not_finite(monkeypatch):
+def test_training_stops_at_a_non_finite_gradient(monkeypatch):
     steps = steps_of("async")
     losses = Clouds.losses
     bad = steps[11].parts[0].draw
@@ -191,7 +191,7 @@ def test_training_ends_where_a_gradient_is_not_finite(monkeypatch):
     assert training.version == 11
 
 
-def test_models_are_trained_in_training_mode_and_scored_out_of_it():
+def test_models_are_trained_in_training_mode_and_scored_in_evaluation_mode():
     seen = []
 
     class Watched(Clouds):
@@ -212,12 +212,12 @@ def test_models_are_trained_in_training_mode_and_scored_out_of_it():
     assert row.scores["accuracy"] >= 0
 
 
-def test_a_schedule_without_updates_is_refused():
+def test_schedule_without_updates_is_refused():
     with pytest.raises(SpecError, match="no update"):
         Training(Clouds(), [], RECIPE)
 
 
-def test_buffers_of_other_types_are_left_alone():
+def test_integer_buffers_are_not_averaged():
     class Counted(Clouds):
         def build(self):
             model = super().build()
@@ -227,7 +227,7 @@ def test_buffers_of_other_types_are_left_alone():
     assert isinstance(trained(Counted(), steps_of("async")).model, nn.Module)
 
 
-def test_parameters_that_are_not_to_be_trained_stay_as_they_are():
+def test_frozen_parameters_do_not_change():
     class Frozen(Clouds):
         def build(self):
             model = super().build()
@@ -242,7 +242,7 @@ def test_parameters_that_are_not_to_be_trained_stay_as_they_are():
     assert not torch.equal(weights(training), weights(Training(Frozen(), steps, recipe)))
 
 
-def test_a_model_of_several_types_is_refused():
+def test_model_with_several_dtypes_is_refused():
     class Mixed(Clouds):
         def build(self):
             return nn.Sequential(super().build(), nn.Linear(2, 2).float())

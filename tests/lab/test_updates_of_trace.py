@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a trace says of training."""
+"""The training schedule of a trace."""
 
 from collections import Counter
 from random import Random
@@ -25,7 +25,7 @@ def simulated(policy, *, workers=5, steps=40, late="cancel"):
     return simulate(policy, Cluster.parse(LATENCY, batch=8), spec)
 
 
-def test_updates_are_those_of_the_trace_at_their_times():
+def test_steps_are_the_updates_of_the_trace():
     trace = simulated("backup:2")
     steps = schedule(trace)
     assert [(s.update, s.time) for s in steps] == [(u.update, u.t) for u in trace.updates()]
@@ -35,7 +35,7 @@ def test_updates_are_those_of_the_trace_at_their_times():
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:2", "async", "softsync:3", "delayed:2"])
-def test_dropped_mini_batches_come_again_so_that_none_is_left_out(policy):
+def test_mini_batches_of_dropped_gradients_are_used_again(policy):
     numbers = Counter()
     for step in schedule(simulated(policy)):
         for part in sorted(step.parts, key=lambda part: part.draw):
@@ -43,7 +43,7 @@ def test_dropped_mini_batches_come_again_so_that_none_is_left_out(policy):
             numbers[part.draw.worker] += 1
 
 
-def test_without_requeue_every_piece_of_work_has_a_mini_batch_of_its_own():
+def test_without_requeue_every_turn_has_its_own_mini_batch():
     trace = simulated("backup:2", late="finish")
     turns = {(g.worker, g.turn - 1) for g in trace.gradients() if g.fate == "accepted"}
     draws = [part.draw for s in schedule(trace, requeue=False) for part in s.parts]
@@ -52,7 +52,7 @@ def test_without_requeue_every_piece_of_work_has_a_mini_batch_of_its_own():
 
 
 def uneven_run(policy):
-    """A run whose mini-batches have different sizes, with faults, to its end."""
+    """Return a run with faults whose mini-batches have different sizes."""
     cluster = fakes.Cluster.of(policy, steps=10)
     for _ in fakes.random_steps(cluster, Random(4), 600):
         pass
@@ -79,7 +79,7 @@ def test_trace_without_weights_is_refused():
         schedule(old)
 
 
-def test_a_part_knows_its_version_and_what_the_rule_makes_of_its_age():
+def test_part_has_its_version_and_scale():
     for step in schedule(simulated("async:lr=inverse")):
         (part,) = step.parts
         staleness = step.update - 1 - part.version
@@ -87,7 +87,7 @@ def test_a_part_knows_its_version_and_what_the_rule_makes_of_its_age():
     assert {p.version for p in schedule(simulated("sync"))[7].parts} == {7}
 
 
-def test_a_run_that_went_back_is_refused():
+def test_restored_run_is_refused():
     trace = simulated("sync", steps=3)
     header = Header.of("run", Sync(), trace.header.spec(), {})
     torn = Trace(trace.header, [*trace.records[:-1], Restored(9.0, 2, header)])

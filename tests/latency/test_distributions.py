@@ -48,7 +48,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("distribution", "mean", "deviation"), MOMENTS, ids=str)
-def test_mean_and_deviation_are_those_of_the_theory(
+def test_mean_and_deviation_match_the_theory(
     distribution: Distribution, mean: float, deviation: float
 ) -> None:
     n = 200_000
@@ -69,9 +69,7 @@ def test_mean_and_deviation_are_those_of_the_theory(
     ],
     ids=str,
 )
-def test_heavy_tails_have_the_median_of_the_theory(
-    distribution: Distribution, median: float
-) -> None:
+def test_medians_of_heavy_tails_match_the_theory(distribution: Distribution, median: float) -> None:
     sample = distribution.sample(np.random.default_rng(7), 200_000)
     assert np.median(sample) == pytest.approx(median, rel=0.03)
 
@@ -81,7 +79,7 @@ def test_pareto_is_never_below_its_scale() -> None:
 
 
 @pytest.mark.parametrize("heavy", [Pareto(1, 1), LogNormal(1, 40), Weibull(1, 0.001)], ids=str)
-def test_mean_is_infinite_where_no_float_holds_it(heavy: Distribution) -> None:
+def test_mean_that_overflows_is_infinite(heavy: Distribution) -> None:
     assert heavy.mean() == inf
     assert Sum((Constant(1), Sometimes(0.1, heavy))).mean() == inf
 
@@ -94,7 +92,7 @@ def test_every_draw_is_finite_and_not_negative(distribution: Distribution) -> No
     assert distribution.mean() >= 0
 
 
-def test_values_become_floats_so_that_they_compare_and_print_alike() -> None:
+def test_values_are_converted_to_floats() -> None:
     assert repr(Exponential(np.float64(2), shift=1)) == "Exponential(mean_s=2.0, shift=1.0)"
     assert str(Sometimes(np.float64(0.07), Constant(1))) == "7% 1s"
 
@@ -122,7 +120,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("make", "message"), BAD_VALUES, ids=[text for _, text in BAD_VALUES])
-def test_impossible_value_is_refused_with_its_value(make, message: str) -> None:
+def test_invalid_value_is_refused_and_shown(make, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         make()
     assert message in str(caught.value)

@@ -62,7 +62,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("text", "latency"), READ, ids=[text for text, _ in READ])
-def test_string_is_read_as_what_it_says(text: str, latency: Latency) -> None:
+def test_strings_are_parsed(text: str, latency: Latency) -> None:
     assert parse_latency(text) == latency
 
 
@@ -79,7 +79,7 @@ PRINTED = [
 
 
 @pytest.mark.parametrize("text", PRINTED)
-def test_string_is_printed_as_a_person_would_write_it(text: str) -> None:
+def test_latency_is_printed_as_a_person_would_write_it(text: str) -> None:
     assert str(parse_latency(text)) == text
 
 
@@ -105,7 +105,7 @@ latencies = st.builds(
 
 
 @given(latencies)
-def test_what_is_printed_reads_back_as_its_equal(latency: Latency) -> None:
+def test_printed_latency_parses_back_to_an_equal_one(latency: Latency) -> None:
     assert parse_latency(str(latency)) == latency
     assert parse_latency(str(latency).replace(" ", "")) == latency
 
@@ -173,7 +173,7 @@ BAD_STRINGS = [
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_STRINGS, ids=[text for text, _ in BAD_STRINGS])
-def test_bad_string_is_refused_with_its_part_and_the_right_form(text: str, message: str) -> None:
+def test_bad_string_is_refused_with_its_part_and_the_correct_form(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_latency(text)
     assert str(caught.value) == message

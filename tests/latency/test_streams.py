@@ -40,7 +40,7 @@ each_model = pytest.mark.parametrize(
 @each_model
 @settings(max_examples=20)
 @given(sizes=st.lists(st.integers(0, 300), max_size=4))
-def test_times_do_not_depend_on_how_they_are_asked_for(model: TimeModel, sizes: list[int]) -> None:
+def test_times_do_not_depend_on_how_they_are_requested(model: TimeModel, sizes: list[int]) -> None:
     stream = model.stream(2, seed=5)
     got: list[float] = []
     for size in sizes:
@@ -50,7 +50,7 @@ def test_times_do_not_depend_on_how_they_are_asked_for(model: TimeModel, sizes: 
 
 
 @each_model
-def test_same_seed_gives_the_same_times_and_another_seed_or_worker_others(
+def test_times_depend_on_the_seed_and_the_worker(
     model: TimeModel,
 ) -> None:
     times = model.stream(0, seed=5).draws(600)
@@ -62,7 +62,7 @@ def test_same_seed_gives_the_same_times_and_another_seed_or_worker_others(
 
 
 @each_model
-def test_mean_is_that_of_the_times(model: TimeModel) -> None:
+def test_mean_matches_the_times(model: TimeModel) -> None:
     assert model.is_stationary
     for worker in (0, 1):
         times = model.stream(worker, seed=5).draws(100_000)
@@ -86,7 +86,7 @@ def test_factor_multiplies_the_times_of_its_worker_only() -> None:
 
 @dataclass(frozen=True)
 class Undrawable(Distribution):
-    """Fails the test if anything is drawn."""
+    """Fail the test if anything is drawn."""
 
     def mean(self) -> float:
         return 1.0
@@ -120,14 +120,14 @@ PHASES = Phases(factor=3, lasting=5, every=15)
 
 
 def slowness(latency: Latency, worker: int, starts: np.ndarray) -> np.ndarray:
-    """Tell for each start whether a computation that takes 1 s when normal is slow."""
+    """Return for each start whether a computation that normally takes 1 s is slow."""
     stream = latency.stream(worker, seed=11)
     times = np.array([stream.take(start) for start in starts.tolist()])
     assert set(times) <= {1.0, 3.0}
     return times == 3.0
 
 
-def test_slow_phases_have_their_share_of_the_time_and_last() -> None:
+def test_slow_phases_have_their_share_of_time_and_their_correlation() -> None:
     latency = Latency(Constant(1), phases=(PHASES,))
     slow = np.array([slowness(latency, worker, np.arange(12_000.0)) for worker in range(8)])
     assert PHASES.share == 0.25
@@ -139,7 +139,7 @@ def test_slow_phases_have_their_share_of_the_time_and_last() -> None:
     assert abs(np.corrcoef(slow[0], slow[1])[0, 1]) < 0.1
 
 
-def test_slow_phases_and_what_is_between_have_their_mean_lengths() -> None:
+def test_slow_and_normal_phases_have_their_mean_lengths() -> None:
     latency = Latency(Constant(1), phases=(Phases(3, lasting=50, every=150),))
     slow = slowness(latency, 0, np.arange(60_000.0))
     changes = np.flatnonzero(np.diff(slow)) + 1
@@ -155,7 +155,7 @@ def test_first_computation_is_slow_as_often_as_any_other() -> None:
     assert np.mean(first) == pytest.approx(0.25, abs=0.04)
 
 
-def test_being_slow_says_nothing_about_the_time_that_is_multiplied() -> None:
+def test_slow_phases_are_independent_of_the_times_they_multiply() -> None:
     latency = Latency(Sum((Constant(1), Sometimes(0.25, Constant(10)))), phases=(PHASES,))
     first = np.array([latency.stream(worker, seed=3).take(0.0) for worker in range(600)])
     slow, long = np.isin(first, (3, 33)), first >= 11
@@ -163,7 +163,7 @@ def test_being_slow_says_nothing_about_the_time_that_is_multiplied() -> None:
     assert abs(np.corrcoef(slow, long)[0, 1]) < 0.15
 
 
-def test_worker_not_asked_for_ages_is_slow_as_often_as_any_other() -> None:
+def test_worker_after_a_very_long_gap_is_slow_as_often_as_any_other() -> None:
     latency = Latency(Constant(1), phases=(PHASES,))
     slow = slowness(latency, 0, np.arange(3000) * 1e9)
     assert slow.mean() == pytest.approx(0.25, abs=0.035)
@@ -177,7 +177,7 @@ def test_phases_shorter_than_the_resolution_of_the_time_do_not_hang() -> None:
     assert slow.mean() == pytest.approx(0.25, abs=0.06)
 
 
-def test_state_at_a_time_does_not_depend_on_the_questions_before() -> None:
+def test_state_at_a_time_does_not_depend_on_earlier_calls() -> None:
     latency = Latency(Constant(1), phases=(PHASES,))
     starts = np.arange(4000.0)
     assert (slowness(latency, 0, starts)[::16] == slowness(latency, 0, starts[::16])).all()
@@ -211,13 +211,13 @@ def test_phases_of_two_kinds_multiply() -> None:
     assert latency.mean(0) == pytest.approx(2 * 4)
 
 
-def test_times_with_phases_are_not_given_without_their_starts() -> None:
+def test_times_with_phases_need_their_starts() -> None:
     stream = Latency(Constant(1), phases=(PHASES,)).stream(0, 0)
     with pytest.raises(SpecError, match="depend on their starts"):
         stream.draws(1)
 
 
-def test_mean_with_phases_is_that_of_a_random_moment() -> None:
+def test_mean_with_phases_is_that_at_a_random_time() -> None:
     latency = parse_latency("exp:2s; worker 1 x2; phases x3 for 5s every 15s on worker 1")
     assert latency.mean(0) == 2
     assert latency.mean(1) == pytest.approx(2 * 2 * (0.75 + 3 * 0.25))
@@ -245,7 +245,7 @@ def test_recording_is_copied_and_read_only() -> None:
         recorded.times[0][0] = 9
 
 
-def test_worker_that_was_not_recorded_is_refused_and_the_recorded_ones_named() -> None:
+def test_unrecorded_worker_is_refused_with_the_recorded_ones() -> None:
     recorded = Recorded({worker: np.ones(2) for worker in (5, 0, 1, 2, 7)})
     for ask in (recorded.mean, lambda worker: recorded.stream(worker, 0)):
         with pytest.raises(SpecError, match="not in the recording, which has workers 0-2,5,7"):
@@ -282,7 +282,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("make", "message"), BAD_VALUES, ids=[text for _, text in BAD_VALUES])
-def test_impossible_value_is_refused_with_its_value(make, message: str) -> None:
+def test_invalid_value_is_refused_and_shown(make, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         make()
     assert message in str(caught.value)

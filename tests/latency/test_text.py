@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Numbers, durations, percentages and worker ids: what is printed reads back as its equal."""
+"""Numbers, durations, percentages and worker ids: every formatted value parses back."""
 
 import pytest
 from hypothesis import given

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many updates are needed: the three models, and the noise scale from a trace."""
+"""The number of updates needed: the three models, and the noise scale from a trace."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_infinite_noise_is_the_worst_case():
 
 
 @given(st.floats(0, 1e9), st.integers(1, 4096), st.integers(1, 1000))
-def test_sync_always_needs_what_was_given_and_fewer_contributions_never_need_fewer(
+def test_sync_needs_the_given_updates_and_fewer_contributions_never_need_fewer(
     samples, batch, workers
 ):
     updates = noise_scale(samples, batch, workers, 500).updates(np.arange(1.0, workers + 1))
@@ -45,24 +45,24 @@ def test_sync_always_needs_what_was_given_and_fewer_contributions_never_need_few
     assert np.all(np.diff(updates) <= 1e-9 * updates[:-1])
 
 
-def test_a_negative_noise_scale_is_refused():
+def test_negative_noise_scale_is_refused():
     with pytest.raises(SpecError, match="noise scale must be >= 0"):
         noise_scale(-1, 32, 8, 100)
 
 
-def test_a_table_is_met_at_its_points_and_straight_in_logarithms_between():
+def test_table_is_interpolated_linearly_in_the_logarithms():
     updates = measured({2: 400, 8: 100}).updates(np.array([1.0, 2.0, 4.0, 8.0, 16.0]))
 
     np.testing.assert_allclose(updates, [800, 400, 200, 100, 100])
 
 
 @pytest.mark.parametrize("table", [{}, {0: 5.0}, {3: 0.0}, {3: float("nan")}, {3: float("inf")}])
-def test_a_table_that_makes_no_sense_is_refused(table):
+def test_invalid_table_is_refused(table):
     with pytest.raises(SpecError):
         measured(table)
 
 
-def test_a_table_file_may_have_a_heading_and_empty_lines(tmp_path):
+def test_table_file_may_have_a_heading_and_empty_lines(tmp_path):
     path = tmp_path / "updates.csv"
     path.write_text("N,updates\n2,400\n\n8,100\n")
 
@@ -72,7 +72,7 @@ def test_a_table_file_may_have_a_heading_and_empty_lines(tmp_path):
 @pytest.mark.parametrize(
     "text", ["2,400\nx,3\n", "2,400\n3\n", "2,400\n1,2,3\n", "N,updates\n8;1\n"]
 )
-def test_a_bad_line_of_a_table_is_named(tmp_path, text):
+def test_bad_line_of_a_table_is_named(tmp_path, text):
     path = tmp_path / "updates.csv"
     path.write_text(text)
 
@@ -80,7 +80,7 @@ def test_a_bad_line_of_a_table_is_named(tmp_path, text):
         read_table(path)
 
 
-def test_a_first_line_of_numbers_is_no_heading(tmp_path):
+def test_first_line_of_numbers_is_not_a_heading(tmp_path):
     path = tmp_path / "updates.csv"
     path.write_text("8;1000\n")
 
@@ -88,13 +88,13 @@ def test_a_first_line_of_numbers_is_no_heading(tmp_path):
         read_table(path)
 
 
-def test_a_table_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_table_is_named(tmp_path):
     with pytest.raises(SpecError, match="cannot read"):
         read_table(tmp_path / "none.csv")
 
 
 def with_norms(trace, *, noise, signal, batches, seed=0):
-    """Give a trace the norms of gradients with a known mean and noise, of one sample each."""
+    """Return the trace with norms of gradients of known mean and noise, one sample each."""
     rng = np.random.default_rng(seed)
     size = 400
     mean = rng.normal(size=size)
@@ -116,7 +116,7 @@ def with_norms(trace, *, noise, signal, batches, seed=0):
 
 
 @pytest.mark.parametrize("batches", [[32] * 4, [8, 16, 32, 64]])
-def test_the_noise_scale_is_found_in_the_norms_of_a_trace(batches):
+def test_noise_scale_is_estimated_from_the_norms_of_a_trace(batches):
     trace = simulate("sync", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=300))
 
     found = estimate_noise_scale(with_norms(trace, noise=500.0, signal=2.0, batches=batches))
@@ -124,7 +124,7 @@ def test_the_noise_scale_is_found_in_the_norms_of_a_trace(batches):
     assert found == pytest.approx(250, rel=0.1)
 
 
-def test_gradients_that_were_dropped_tell_nothing_of_noise():
+def test_dropped_gradients_do_not_affect_the_noise_scale():
     trace = simulate("backup:1", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=300))
 
     found = estimate_noise_scale(with_norms(trace, noise=500.0, signal=2.0, batches=[32] * 4))
@@ -132,7 +132,7 @@ def test_gradients_that_were_dropped_tell_nothing_of_noise():
     assert found == pytest.approx(250, rel=0.1)
 
 
-def test_a_gradient_that_drowns_in_noise_has_an_infinite_noise_scale():
+def test_noise_that_hides_the_gradient_gives_an_infinite_noise_scale():
     trace = simulate("sync", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=2))
     opposite = [
         replace(r, sq_norm=1.0)
@@ -146,7 +146,7 @@ def test_a_gradient_that_drowns_in_noise_has_an_infinite_noise_scale():
     assert estimate_noise_scale(Trace(trace.header, opposite)) == float("inf")
 
 
-def test_a_trace_without_norms_tells_nothing_of_noise():
+def test_trace_without_norms_has_no_noise_scale():
     trace = simulate("sync", Cluster.parse("exp:1s"), RunSpec(workers=4, steps=2))
 
     with pytest.raises(TraceError, match="no update with gradient norms"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The virtual clock: order, ties, and that time moves before the callback."""
+"""The virtual clock: order, ties, and the time during a callback."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def run(engine):
         pass
 
 
-def test_callbacks_come_in_order_of_time():
+def test_callbacks_run_in_order_of_time():
     engine, log = Engine(), []
     for time in (3.0, 1.0, 2.0):
         engine.at(time, lambda t: log.append((engine.now, t)), time)
@@ -22,7 +22,7 @@ def test_callbacks_come_in_order_of_time():
     assert log == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
 
 
-def test_ties_go_by_priority_and_then_first_come_first_served():
+def test_ties_are_broken_by_priority_then_by_order_of_scheduling():
     engine, log = Engine(), []
     engine.at(1.0, log.append, "timer", priority=LAST)
     engine.at(1.0, log.append, "a", priority=NORMAL)
@@ -34,7 +34,7 @@ def test_ties_go_by_priority_and_then_first_come_first_served():
     assert log == ["reaction", "a", "b", "timer"]
 
 
-def test_the_clock_has_moved_when_the_callback_is_called():
+def test_clock_advances_before_the_callback_runs():
     engine, log = Engine(), []
     engine.at(5.0, lambda: engine.at(engine.now + 1, lambda: log.append(engine.now)))
 
@@ -53,7 +53,7 @@ def test_nothing_can_be_scheduled_in_the_past(time):
         engine.at(time, lambda: None)
 
 
-def test_an_empty_engine_does_nothing():
+def test_empty_engine_does_nothing():
     engine = Engine()
 
     assert not engine.step()

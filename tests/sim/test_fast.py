@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The vectorised way gives the same trace as the shell, record by record."""
+"""The fast path gives the same trace as the shell, record by record."""
 
 import numpy as np
 import pytest
@@ -31,23 +31,23 @@ POLICIES = ["sync", "backup:0", "backup:1", "backup:3", "async", "async:lr=inver
 POLICIES += ["softsync:1", "softsync:3", "softsync:11"]
 
 
-def by_the_shell(policy, cluster, spec):
+def run_in_the_shell(policy, cluster, spec):
     return Shell(Decider(parse_policy(policy), spec), cluster, lambda update: None).run()
 
 
 @pytest.mark.parametrize("late", ["cancel", "finish"])
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_trace_equals_the_shells(policy, latency, late):
+def test_trace_equals_that_of_the_shell(policy, latency, late):
     cluster = Cluster.parse(latency)
     spec = RunSpec(workers=5, steps=80, late=late, seed=7, min_workers=2)
 
     fast = simulate(policy, cluster, spec).records
 
-    assert fast == by_the_shell(policy, cluster, spec)
+    assert fast == run_in_the_shell(policy, cluster, spec)
 
 
-def by_the_fast_way(policy, cluster, spec):
+def run_on_the_fast_path(policy, cluster, spec):
     if policy.startswith(("sync", "backup")):
         needed = spec.workers - int(policy.partition(":")[2] or 0)
         times = draw_times(cluster.times, spec.workers, spec.steps, spec.seed)
@@ -57,36 +57,36 @@ def by_the_fast_way(policy, cluster, spec):
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "softsync:3"])
-def test_what_happens_at_the_same_moment_keeps_the_shells_order(policy):
-    """With constant times nearly everything does."""
+def test_simultaneous_events_have_the_order_of_the_shell(policy):
+    """With constant times nearly all events are simultaneous."""
     cluster = Cluster.parse("50ms + 20% 50ms")
     spec = RunSpec(workers=6, steps=200)
 
-    assert by_the_fast_way(policy, cluster, spec) == by_the_shell(policy, cluster, spec)
+    assert run_on_the_fast_path(policy, cluster, spec) == run_in_the_shell(policy, cluster, spec)
 
 
 @pytest.mark.parametrize(
     ("policy", "latency", "late"), [("backup:1", "50ms", "finish"), ("async", "0s", "cancel")]
 )
-def test_what_cannot_be_put_in_order_is_left_to_the_shell(policy, latency, late):
+def test_shell_is_used_when_the_order_cannot_be_reproduced(policy, latency, late):
     cluster = Cluster.parse(latency)
     spec = RunSpec(workers=4, steps=20, late=late)
 
     with pytest.raises(Tie):
-        by_the_fast_way(policy, cluster, spec)
-    assert simulate(policy, cluster, spec).records == by_the_shell(policy, cluster, spec)
+        run_on_the_fast_path(policy, cluster, spec)
+    assert simulate(policy, cluster, spec).records == run_in_the_shell(policy, cluster, spec)
 
 
-def test_one_worker_that_is_always_far_behind_needs_many_draws_of_the_others():
-    """Asynchronous workers are drawn until the slowest is past the end, however uneven they are."""
+def test_very_uneven_workers_need_many_draws():
+    """Times are drawn until even the slowest worker is past the end of the run."""
     cluster = Cluster.parse("exp:1ms,shift=1ms; worker 0 x0.001")
     spec = RunSpec(workers=3, steps=500)
 
-    assert simulate("async", cluster, spec).records == by_the_shell("async", cluster, spec)
+    assert simulate("async", cluster, spec).records == run_in_the_shell("async", cluster, spec)
 
 
 @pytest.mark.parametrize("late", ["cancel", "finish"])
-def test_all_n_at_once_equal_one_n_at_a_time(late):
+def test_all_n_at_once_equal_each_n_separately(late):
     times = draw_times(Cluster.parse("exp:1s").times, workers=6, count=50, seed=1)
     every = np.arange(1, 7)
 
@@ -97,8 +97,8 @@ def test_all_n_at_once_equal_one_n_at_a_time(late):
         np.testing.assert_allclose(np.cumsum(together[:, n - 1]), alone, rtol=1e-12)
 
 
-def test_finishing_late_work_is_never_faster_than_cancelling_it_for_all_to_wait_for():
-    """With N = W nobody is late, so both forms are the same run."""
+def test_cancelling_and_finishing_are_equal_without_backups():
+    """With N = W no worker is late, so both settings give the same run."""
     times = draw_times(Cluster.parse("exp:1s").times, workers=4, count=30, seed=2)
 
     cancel = version_durations(times, np.array([4]), "cancel")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The strings of faults."""
+"""Fault strings."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from paceline.errors import SpecError
 from paceline.sim.faults import Fault, parse_faults
 
 
-def test_every_form_is_understood_and_reads_back():
+def test_every_form_is_parsed_and_printed_back():
     text = "kill 3 at 10s; kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 2 at 1s for 2s"
 
     faults = parse_faults(text)
@@ -21,7 +21,7 @@ def test_every_form_is_understood_and_reads_back():
     assert parse_faults("; ".join(map(str, faults))) == faults
 
 
-def test_an_empty_string_means_none():
+def test_empty_string_means_none():
     assert parse_faults(" ; ") == ()
 
 
@@ -36,6 +36,6 @@ def test_an_empty_string_means_none():
         ("kill 3 at soon", "at must be a duration"),
     ],
 )
-def test_a_bad_string_is_refused(text, reason):
+def test_bad_string_is_refused(text, reason):
     with pytest.raises(SpecError, match=reason):
         parse_faults(text)

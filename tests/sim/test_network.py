@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Links that are shared equally: whole logs of when transfers end."""
+"""Links that are shared equally: complete logs of when transfers end."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from paceline.sim.network import Link, Network, parse_network
 
 
 def ends(transfers, bandwidth=10.0, servers=1):
-    """When transfers of (begin, size) end, by their place in the list."""
+    """Return when transfers of (start, size) end, by their index in the list."""
     engine, log = Engine(), {}
     link = Link(engine, Network(model_bytes=1, bandwidth=bandwidth, servers=servers))
 
@@ -29,26 +29,26 @@ def test_one_transfer_has_the_whole_link():
     assert ends([(0, 100)]) == [10.0]
 
 
-def test_two_at_once_take_twice_as_long():
+def test_two_simultaneous_transfers_take_twice_as_long():
     assert ends([(0, 100), (0, 100)]) == [20.0, 20.0]
 
 
-def test_a_second_one_slows_the_first_only_while_it_lasts():
+def test_second_transfer_slows_the_first_only_while_it_lasts():
     # Alone for 5 s (50 bytes), together for 10 s (50 bytes each), then the second alone again.
     assert ends([(0, 100), (5, 100)]) == [15.0, 20.0]
 
 
-def test_a_small_one_overtakes_a_large_one():
+def test_small_transfer_overtakes_a_large_one():
     assert ends([(0, 100), (0, 20)]) == [12.0, 4.0]
 
 
-def test_several_servers_are_one_wider_link_but_nobody_is_faster_than_the_own_link():
+def test_several_servers_are_one_wider_link_but_a_workers_own_link_limits_it():
     assert ends([(0, 100)], servers=4) == [10.0]
     assert ends([(0, 100)] * 4, servers=4) == [10.0] * 4
     assert ends([(0, 100)] * 8, servers=4) == [20.0] * 8
 
 
-def test_what_is_aborted_frees_the_link_and_tells_what_was_moved():
+def test_aborted_transfer_frees_the_link_and_returns_the_bytes_moved():
     engine, log = Engine(), []
     link = Link(engine, Network(model_bytes=1, bandwidth=10.0))
     first = link.begin(100, lambda: log.append(("first", engine.now)))
@@ -63,7 +63,7 @@ def test_what_is_aborted_frees_the_link_and_tells_what_was_moved():
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 200)), min_size=1, max_size=12))
-def test_the_link_moves_all_bytes_and_no_faster_than_it_can(transfers):
+def test_link_moves_all_bytes_within_its_capacity(transfers):
     finished = ends(transfers)
 
     first, last = min(at for at, _ in transfers), max(finished)
@@ -73,7 +73,7 @@ def test_the_link_moves_all_bytes_and_no_faster_than_it_can(transfers):
         assert end >= at + size / 10.0 - 1e-6
 
 
-def test_the_string_form_reads_back():
+def test_printed_network_parses_back():
     network = parse_network("model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=2")
 
     assert network == Network(100e6, 1.25e9, 0.0005, 2)
@@ -94,13 +94,13 @@ def test_the_string_form_reads_back():
         ("model=big,bandwidth=1GB", "model must be a size"),
     ],
 )
-def test_a_bad_string_is_refused_with_the_right_form(text, reason):
+def test_bad_string_is_refused_with_the_correct_form(text, reason):
     with pytest.raises(SpecError, match=reason) as error:
         parse_network(text)
 
     assert "write model=" in str(error.value)
 
 
-def test_a_negative_delay_is_refused_by_the_type_too():
+def test_negative_delay_is_refused_by_the_constructor():
     with pytest.raises(SpecError, match="delay must be >= 0"):
         Network(1.0, 1.0, delay=-1.0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What docs/theory.md derives, held against the simulator and the planner.
+"""The formulas of docs/theory.md, compared with the simulator and the planner.
 
 A simulated mean agrees with a formula if it is within five of its own standard errors. The seeds
-are fixed, so a test that passes once passes always.
+are fixed, so a test that passes once always passes.
 """
 
 import subprocess
@@ -60,12 +60,12 @@ every_distribution = pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=
 
 @cache
 def expected(distribution: Distribution, n: int) -> tuple[float, ...]:
-    """The expected arrivals of n gradients, first to last."""
+    """Return the expected arrival times of n gradients, first to last."""
     return tuple(expected_order_statistic(distribution, k, n) for k in range(1, n + 1))
 
 
 def assert_agrees(sample: ArrayLike, value: float, batches: int | None = None) -> None:
-    """Within five standard errors; of means over stretches where the values are not independent."""
+    """Assert that the mean is within five standard errors; use block means for dependent values."""
     values = np.asarray(sample, dtype=float)
     if batches is not None:
         values = np.array([part.mean() for part in np.array_split(values, batches)])
@@ -87,7 +87,7 @@ def step_times(trace: Trace) -> np.ndarray:
 
 
 @every_distribution
-def test_a_later_arrival_is_later(distribution: Distribution) -> None:
+def test_later_arrival_is_later(distribution: Distribution) -> None:
     values = expected(distribution, 20)
     if isinstance(distribution, Constant):
         assert set(values) == {distribution.seconds}
@@ -103,13 +103,13 @@ def test_more_workers_make_the_kth_arrival_earlier(distribution: Distribution) -
 
 @every_distribution
 @pytest.mark.parametrize("n", [1, 2, 20])
-def test_together_the_order_statistics_are_n_means(distribution: Distribution, n: int) -> None:
+def test_order_statistics_sum_to_n_means(distribution: Distribution, n: int) -> None:
     assert sum(expected(distribution, n)) == pytest.approx(n * distribution.mean(), rel=1e-10)
 
 
 @every_distribution
-def test_one_draw_too_many_obeys_the_triangle_rule(distribution: Distribution) -> None:
-    """(n-k) E[X_(k:n)] + k E[X_(k+1:n)] = n E[X_(k:n-1)], for whatever distribution."""
+def test_order_statistics_obey_the_triangle_rule(distribution: Distribution) -> None:
+    """(n-k) E[X_(k:n)] + k E[X_(k+1:n)] = n E[X_(k:n-1)], for any distribution."""
     n = 20
     smaller, larger = expected(distribution, n - 1), expected(distribution, n)
     for k in range(1, n):
@@ -117,14 +117,14 @@ def test_one_draw_too_many_obeys_the_triangle_rule(distribution: Distribution) -
         assert left == pytest.approx(n * smaller[k - 1], rel=1e-10)
 
 
-def test_the_first_of_n_exponentials_has_the_nth_part_of_the_mean() -> None:
+def test_first_of_n_exponentials_has_mean_over_n() -> None:
     value = expected_order_statistic(Exponential(0.2, shift=0.8), 1, 8)
     assert value == pytest.approx(0.8 + 0.2 / 8)
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 8), (7, 8), (8, 8), (60, 100), (10_000, 10_000)])
-def test_all_ways_agree_where_distributions_coincide(k: int, n: int) -> None:
-    """Gamma and Weibull of shape 1 are exponential; the logarithm of a Pareto is as well."""
+def test_all_formulas_agree_where_distributions_coincide(k: int, n: int) -> None:
+    """Gamma and Weibull of shape 1 are exponential, and so is the logarithm of a Pareto."""
     value = expected_order_statistic(Exponential(1.0), k, n)
     assert expected_order_statistic(Gamma(1.0, 1.0), k, n) == pytest.approx(value, rel=1e-10)
     assert expected_order_statistic(Weibull(1.0, 1.0), k, n) == pytest.approx(value, rel=1e-10)
@@ -133,28 +133,28 @@ def test_all_ways_agree_where_distributions_coincide(k: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 10, 15, 20, 25, 40])
-def test_the_alternating_sum_of_weibull_is_left_before_it_cancels(k: int) -> None:
+def test_alternating_sum_of_weibull_is_not_used_when_it_cancels(k: int) -> None:
     """Shape 1/2 is the square of an exponential time: its mean, squared, and its variance."""
     orders = range(40 - k + 1, 41)
     value = sum(1 / i for i in orders) ** 2 + sum(1 / i**2 for i in orders)
     assert expected_order_statistic(Weibull(1.0, 0.5), k, 40) == pytest.approx(value, rel=1e-10)
 
 
-def test_an_expectation_that_does_not_exist_is_inf() -> None:
-    """A Pareto tail needs more than 1/alpha - 1 workers that are not waited for."""
+def test_expectation_that_does_not_exist_is_inf() -> None:
+    """With a Pareto tail the mean exists only with more than 1/alpha - 1 backups."""
     assert expected_order_statistic(Pareto(1.0, 0.4), 8, 8) == inf
     assert expected_order_statistic(Pareto(1.0, 0.4), 7, 8) == inf
     assert expected_order_statistic(Pareto(1.0, 0.4), 6, 8) < inf
 
 
-def test_far_tails_are_reached_and_what_overflows_is_inf() -> None:
+def test_far_tails_are_integrated_and_overflow_is_inf() -> None:
     assert expected_order_statistic(LogNormal(1.0, 10.0), 1, 1) == pytest.approx(exp(50.0))
     assert expected_order_statistic(LogNormal(1.0, 100.0), 8, 8) == inf
     assert expected_order_statistic(Weibull(1.0, 0.001), 8, 8) == inf
 
 
 @pytest.mark.parametrize("text", ["50ms + 5% exp:500ms", "95% 50ms | 5% exp:1s", "5% exp:1s"])
-def test_what_has_no_formula_says_to_simulate(text: str) -> None:
+def test_distribution_without_a_formula_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="simulate"):
         expected_order_statistic(parse_latency(text).base, 1, 8)
 
@@ -179,7 +179,7 @@ def test_simulated_updates_take_the_expected_order_statistic(distribution: Distr
 
 
 @pytest.mark.parametrize("b", [0, 2])
-def test_a_full_trace_has_the_same_step_times(b: int) -> None:
+def test_full_trace_has_the_same_step_times(b: int) -> None:
     lasted = step_times(run(f"backup:{b}", "exp:200ms,shift=800ms"))
     assert_agrees(lasted, expected_order_statistic(Exponential(0.2, shift=0.8), 8 - b, 8))
 
@@ -194,7 +194,7 @@ def test_finishing_late_exponential_work_has_a_formula(needed: int, workers: int
     assert_agrees(lasted, expected_finish_time(Exponential(1.0), needed, workers))
 
 
-def test_a_full_trace_finishes_late_work_just_so() -> None:
+def test_full_trace_that_finishes_late_work_agrees() -> None:
     lasted = step_times(run("backup:3", "exp:1s", late="finish"))[1:]
     assert_agrees(lasted, expected_finish_time(Exponential(1.0), 5, 8))
 
@@ -240,8 +240,8 @@ def test_first_k_batches_of_exponential_times_take_k_means_over_workers(k: int) 
 @pytest.mark.parametrize(
     ("latency", "cv2"), [("gamma:1s,4", 0.25), ("exp:200ms,shift=800ms", 0.04)]
 )
-def test_first_k_batches_lose_what_is_under_way(latency: str, cv2: float) -> None:
-    """k·m/W and, of W - 1 workers, a part that depends on the spread; for k not below 2 W."""
+def test_first_k_batches_lose_work_in_progress(latency: str, cv2: float) -> None:
+    """k·m/W plus, for W - 1 workers, a part that depends on the spread; for k >= 2 W."""
     lasted = step_times(run("batchsync:24", latency, steps=200))
     assert_agrees(lasted, 24 / 8 + 7 / 8 * (1 - cv2) / 2)
 
@@ -254,9 +254,9 @@ def test_asynchronous_throughput_is_workers_over_mean(latency: str) -> None:
 
 @pytest.mark.parametrize("latency", ["exp:1s", "50ms", "1s + exp:10ms; workers 0-2 x3"])
 @pytest.mark.parametrize(("policy", "c"), [("async", 1), ("softsync:3", 3), ("softsync:8", 8)])
-def test_mean_staleness_is_workers_less_one_over_c(policy: str, c: int, latency: str) -> None:
-    """Each update makes the W - 1 gradients that are under way staler by one: whatever the times,
-    equal workers or not, that is all the staleness there is."""
+def test_mean_staleness_is_w_minus_one_over_c(policy: str, c: int, latency: str) -> None:
+    """Each update makes the W - 1 gradients in progress one update older. That is all the staleness
+    there is, for any times and for equal or unequal workers."""
     updates, workers = 600, 8
     trace = run(policy, latency, steps=updates)
     assert sum(g.staleness for g in trace.gradients()) == (workers - 1) * updates
@@ -264,8 +264,8 @@ def test_mean_staleness_is_workers_less_one_over_c(policy: str, c: int, latency:
     assert np.mean(accepted) == pytest.approx((workers - 1) / c, rel=0.03)
 
 
-def test_a_slow_worker_is_staler_in_proportion() -> None:
-    """Worker i has rate r_i of R in all, and its gradients are R/r_i - 1 updates old."""
+def test_slow_worker_is_proportionally_staler() -> None:
+    """If worker i has rate r_i and all have rate R, its gradients are R/r_i - 1 updates old."""
     trace = run("async", "1s + exp:10ms; worker 0 x3", steps=6000)
     rate = 7 + 1 / 3
     for worker, own_rate in ((0, 1 / 3), (1, 1.0)):
@@ -277,7 +277,7 @@ def test_a_slow_worker_is_staler_in_proportion() -> None:
 
 
 def best_backups(distribution: Distribution, workers: int) -> int:
-    """The b with the least E[T_N] / N, by the formulas."""
+    """Return the b with the smallest E[T_N] / N according to the formulas."""
     needed = np.arange(1, workers + 1)
     return workers - 1 - int(np.argmin(np.array(expected(distribution, workers)) / needed))
 
@@ -333,7 +333,7 @@ def test_best_share_is_where_a_line_from_the_origin_touches_the_quantile_functio
     ids=str,
 )
 @pytest.mark.parametrize("workers", [12])
-def test_the_planner_finds_what_the_formulas_say(distribution: Distribution, workers: int) -> None:
+def test_planner_agrees_with_the_formulas(distribution: Distribution, workers: int) -> None:
     made = plan(
         Cluster(Latency(distribution)),
         RunSpec(workers=workers, seed=5),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The planner: it agrees with the simulator, obeys laws, and says what it assumed."""
+"""The planner agrees with the simulator, obeys laws, and states its assumptions."""
 
 from functools import cache
 
@@ -39,7 +39,7 @@ def planned(latency, late="cancel"):
 @pytest.mark.parametrize("late", ["cancel", "finish"])
 @pytest.mark.parametrize("latency", GRID)
 @pytest.mark.parametrize("backups", [0, 1, 3])
-def test_the_predicted_step_time_is_within_3_percent_of_the_simulator(latency, late, backups):
+def test_predicted_step_time_is_within_3_percent_of_the_simulator(latency, late, backups):
     predicted = planned(latency).options[-1 - backups].step_s[late]
     # Another seed than the planner's, or the two would share their luck.
     spec = RunSpec(workers=WORKERS, steps=4000, late=late, seed=991)
@@ -50,7 +50,7 @@ def test_the_predicted_step_time_is_within_3_percent_of_the_simulator(latency, l
 
 
 @pytest.mark.parametrize("latency", GRID)
-def test_waiting_for_more_never_takes_less_and_finishing_late_work_never_less_than_cancelling(
+def test_step_time_grows_with_n_and_finishing_is_never_faster_than_cancelling(
     latency,
 ):
     options = planned(latency).options
@@ -72,7 +72,7 @@ def test_time_to_target_is_step_time_times_updates_and_machine_hours_count_all_m
         assert option.machine_hours == pytest.approx(WORKERS * option.seconds / 3600)
 
 
-def test_times_that_never_vary_need_no_backups():
+def test_constant_times_need_no_backups():
     result = plan(Cluster.parse("1s"), RunSpec(workers=4), every_gradient_counts(4, 1000))
 
     assert result.best.backups == 0
@@ -81,7 +81,7 @@ def test_times_that_never_vary_need_no_backups():
     assert result.cheapest.machines == 4
 
 
-def test_the_less_noise_the_more_backups():
+def test_less_noise_means_more_backups():
     cluster, spec = Cluster.parse("exp:20ms,shift=50ms"), RunSpec(workers=20)
     scales = [0.0, 1000.0, 10_000.0, float("inf")]
 
@@ -92,8 +92,8 @@ def test_the_less_noise_the_more_backups():
     assert best[-1] < best[1]
 
 
-def test_a_slow_majority_cannot_be_helped_by_backups():
-    """Six of eight are three times slower: doing without them costs more than it gains."""
+def test_slow_majority_cannot_be_helped_by_backups():
+    """Six of eight are three times slower: leaving them out costs more than it gains."""
     cluster = Cluster.parse("exp:1ms,shift=50ms; workers 0-5 x3")
 
     result = plan(cluster, RunSpec(workers=8), every_gradient_counts(8, 1000))
@@ -101,7 +101,7 @@ def test_a_slow_majority_cannot_be_helped_by_backups():
     assert result.best.needed >= 6
 
 
-def test_the_cheapest_gives_back_machines_and_is_no_slower_than_sync():
+def test_cheapest_option_uses_fewer_machines_and_is_no_slower_than_sync():
     result = planned("45ms + exp:5ms; worker 7 x2.2")
 
     assert result.cheapest is not None
@@ -111,7 +111,7 @@ def test_the_cheapest_gives_back_machines_and_is_no_slower_than_sync():
     assert result.cheapest.machine_hours <= result.best.machine_hours * 1.01
 
 
-def test_the_interval_holds_the_truth_and_the_sentence_tells_it_all():
+def test_interval_contains_the_truth_and_the_sentence_states_it():
     result = planned(GRID[0])
 
     assert result.best.interval.low <= result.best.seconds <= result.best.interval.high
@@ -123,7 +123,7 @@ def test_the_interval_holds_the_truth_and_the_sentence_tells_it_all():
     assert any("finished and then dropped" in a for a in planned(GRID[0], "finish").assumptions)
 
 
-def test_a_plan_from_a_recording_agrees_with_a_plan_from_its_model():
+def test_plan_from_a_recording_agrees_with_a_plan_from_its_model():
     model = Cluster.parse("exp:20ms,shift=50ms")
     trace = simulate("sync", model, RunSpec(workers=WORKERS, steps=600, seed=4))
     times = Recorded(recorded_times(trace, seed=0, with_travel=True).times)
@@ -136,7 +136,7 @@ def test_a_plan_from_a_recording_agrees_with_a_plan_from_its_model():
     assert result.flat[0] <= exact.best.backups <= result.flat[1]
 
 
-def test_a_short_recording_is_less_certain_than_a_long_one():
+def test_short_recording_is_less_certain_than_a_long_one():
     model = Cluster.parse("exp:20ms,shift=50ms")
 
     def width(steps):
@@ -149,7 +149,7 @@ def test_a_short_recording_is_less_certain_than_a_long_one():
     assert width(20) > 2 * width(600)
 
 
-def test_with_a_network_the_full_simulator_plans():
+def test_plan_with_a_network_uses_the_full_simulator():
     cluster = Cluster.parse("exp:20ms,shift=50ms", "model=1MB,bandwidth=100MB,delay=1ms")
     done = []
 
@@ -164,7 +164,7 @@ def test_with_a_network_the_full_simulator_plans():
 
 
 @long
-def test_updates_that_had_to_do_with_fewer_count_for_less():
+def test_updates_with_fewer_contributions_count_for_less():
     """With half of the workers dead, sync makes updates of half the size: twice the time."""
     dead = Cluster.parse("exp:1ms,shift=50ms", faults="kill 0 at 0s; kill 1 at 0s")
     alive = Cluster.parse("exp:1ms,shift=50ms", "model=1,bandwidth=1GB")
@@ -178,8 +178,8 @@ def test_updates_that_had_to_do_with_fewer_count_for_less():
 
 
 @long
-def test_seeds_agree_within_their_intervals_where_slowness_lasts():
-    """The replicates are independent runs; stretches of one run would be far too sure."""
+def test_seeds_agree_within_their_intervals_with_slow_phases():
+    """Replicates are independent runs; parts of one run would give too narrow intervals."""
     cluster = Cluster.parse("50ms + exp:5ms; phases x3 for 6s every 60s")
 
     first, second = (
@@ -190,7 +190,7 @@ def test_seeds_agree_within_their_intervals_where_slowness_lasts():
     assert second.gain_interval.low < first.gain_interval.high
 
 
-def test_a_worker_that_was_seen_but_once_does_not_spoil_a_plan():
+def test_worker_with_a_single_recorded_time_does_not_spoil_a_plan():
     model = Cluster.parse("exp:20ms,shift=50ms", faults="kill 7 at 150ms")
     trace = simulate("sync", model, RunSpec(workers=WORKERS, steps=600, seed=4))
     times = Recorded(recorded_times(trace, seed=0, with_travel=True).times)
@@ -203,7 +203,7 @@ def test_a_worker_that_was_seen_but_once_does_not_spoil_a_plan():
     assert one.sync.seconds == pytest.approx(other.sync.seconds, rel=0.03)
 
 
-def test_many_workers_are_planned_on_a_choice_of_n():
+def test_plan_for_many_workers_simulates_some_n():
     result = plan(
         Cluster.parse("exp:20ms,shift=50ms"), RunSpec(workers=300), every_gradient_counts(300, 1000)
     )
@@ -213,13 +213,13 @@ def test_many_workers_are_planned_on_a_choice_of_n():
     assert np.all(np.diff(finish) > -1e-4)
 
 
-def test_a_cluster_that_dies_out_cannot_be_planned_for():
+def test_plan_for_a_cluster_whose_workers_all_die_is_refused():
     cluster = Cluster.parse("1s", faults="kill 0 at 5s; kill 1 at 5s")
 
     with pytest.raises(SpecError, match="let killed workers come back"):
         plan(cluster, RunSpec(workers=2), every_gradient_counts(2, 1000))
 
 
-def test_where_computation_takes_no_time_there_is_nothing_to_plan():
+def test_plan_with_zero_computation_times_is_refused():
     with pytest.raises(SpecError, match="times > 0, but all of them are 0"):
         plan(Cluster.parse("0s"), RunSpec(workers=2), every_gradient_counts(2, 1000))

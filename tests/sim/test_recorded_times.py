@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Computation times taken from a trace: exact where it has them, drawn and counted where not."""
+"""Computation times from a trace: exact if recorded, otherwise drawn and counted."""
 
 import numpy as np
 import pytest
@@ -24,14 +24,14 @@ def what_if(trace, policy, spec=SPEC):
 
 
 @pytest.mark.parametrize("policy", ["sync", "delayed:2"])
-def test_the_same_rule_on_its_own_recording_is_the_same_run(policy):
+def test_same_rule_on_its_own_recording_is_the_same_run(policy):
     trace = simulate(policy, UNEVEN, SPEC)
 
     assert what_if(trace, policy).records == trace.records
 
 
-def test_another_rule_meets_the_very_times_that_were_recorded():
-    """What `backup:1` would have done in the place of `sync` is what it does with that seed."""
+def test_another_rule_sees_the_recorded_times():
+    """Replaying a `sync` trace under `backup:1` gives what `backup:1` does with that seed."""
     recorded = simulate("sync", UNEVEN, SPEC)
 
     imagined = what_if(recorded, "backup:1")
@@ -40,7 +40,7 @@ def test_another_rule_meets_the_very_times_that_were_recorded():
     assert imagined.records == real.records
 
 
-def test_beyond_the_recording_times_are_drawn_from_it():
+def test_times_after_the_end_of_the_recording_are_drawn_from_it():
     recording = recorded_times(simulate("sync", UNEVEN, SPEC), seed=0, with_travel=True)
 
     times = Replayed(recording).stream(2, seed=0).draws(600)
@@ -66,8 +66,8 @@ def test_cancelled_times_are_completed_from_longer_ones_and_counted():
     assert words in recording.left_to_chance()
 
 
-def test_times_cut_short_are_completed_to_what_they_would_have_been():
-    """Under `backup:1` most long times are cut; `sync` on them is within 20 % of the truth."""
+def test_completed_times_are_close_to_the_true_ones():
+    """Under `backup:1` most long times are cut short; `sync` is still within 20 % of the truth."""
     cluster = Cluster.parse("50ms + exp:1ms + 5% exp:500ms")
     spec = RunSpec(workers=8, steps=3000)
     truth = summarize(simulate("sync", cluster, spec)).step_s.mean
@@ -85,8 +85,8 @@ NETWORK = "model=1MB,bandwidth=100MB,delay=1ms"
 @pytest.mark.parametrize(
     "policy", ["sync", "backup:1", "batchsync:3", "async", "softsync:3", "ssp:2", "delayed:1"]
 )
-def test_a_rule_replayed_on_its_own_recording_makes_the_same_updates(policy, late, network):
-    """What was cancelled takes longer than its bound, so it is cancelled again."""
+def test_rule_replayed_on_its_own_recording_makes_the_same_updates(policy, late, network):
+    """Cancelled work takes longer than its bound, so it is cancelled again."""
     cluster = Cluster.parse("exp:20ms,shift=50ms; worker 2 x3", network)
     spec = RunSpec(workers=4, steps=60, seed=3, late=late)
     trace = simulate(policy, cluster, spec)
@@ -98,14 +98,14 @@ def test_a_rule_replayed_on_its_own_recording_makes_the_same_updates(policy, lat
     assert [(u.t, u.contributors) for u in again.updates()] == made
 
 
-def test_nothing_is_left_to_chance_where_nothing_was_cancelled():
+def test_all_times_are_as_recorded_if_nothing_was_cancelled():
     recording = recorded_times(simulate("sync", UNEVEN, SPEC), seed=0, with_travel=True)
 
     assert recording.left_to_chance() == "all 240 computation times are as recorded"
 
 
-def test_a_time_longer_than_all_that_was_seen_keeps_its_bound():
-    """Worker 1 never finishes, and was given up later than anything that anybody finished."""
+def test_cancelled_time_longer_than_any_finished_one_keeps_its_bound():
+    """Worker 1 never finishes, and was cancelled after a longer time than any gradient took."""
     cluster = Cluster.parse("1s; worker 1 x100")
     trace = simulate("backup:1", cluster, RunSpec(workers=2, steps=1))
 
@@ -116,7 +116,7 @@ def test_a_time_longer_than_all_that_was_seen_keeps_its_bound():
     assert "1 are only known to be longer" in recording.left_to_chance()
 
 
-def test_where_longer_ones_were_finished_no_time_is_only_a_bound():
+def test_no_time_is_only_a_bound_if_longer_ones_were_finished():
     cluster = Cluster.parse("1s; worker 1 x1.5", faults="kill 0 at 3.1s")
     trace = simulate("backup:1", cluster, RunSpec(workers=2, steps=5))
 
@@ -126,7 +126,7 @@ def test_where_longer_ones_were_finished_no_time_is_only_a_bound():
     assert recording.left_to_chance().endswith(f"{recording.drawn} are drawn from longer ones")
 
 
-def test_travel_counts_where_the_new_simulation_has_no_network():
+def test_transit_counts_as_computation_without_a_network():
     cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms")
     trace = simulate("sync", cluster, RunSpec(workers=2, steps=3))
 
@@ -137,7 +137,7 @@ def test_travel_counts_where_the_new_simulation_has_no_network():
     assert without.times[0].tolist() == [1.0] * 3
 
 
-def test_a_gradient_that_came_twice_is_no_computation():
+def test_duplicate_gradient_has_no_computation_time():
     trace = simulate("sync", UNEVEN, SPEC)
     again = next(trace.gradients())
     records = [*trace.records, replace(again, fate=Fate.DUPLICATE)]
@@ -147,7 +147,7 @@ def test_a_gradient_that_came_twice_is_no_computation():
     assert recording.total == 240
 
 
-def test_a_trace_without_a_finished_gradient_tells_nothing():
+def test_trace_without_a_finished_gradient_is_refused():
     trace = simulate("sync", UNEVEN, SPEC)
 
     with pytest.raises(TraceError, match="no finished gradient"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The event-driven simulator: faults, traffic, pauses, ends, and what it tells the core."""
+"""The event-driven simulator: faults, traffic, pauses, ends, and what it reports to the core."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def whole(policy, cluster, **spec):
 
 
 class NeedsAsManyAsItHasSeen(Policy):
-    """Learns from updates: the n-th takes n contributions, so a report may make one due."""
+    """Learns from updates, so the report of an update can make the next one due."""
 
     name = "learning"
 
@@ -48,7 +48,7 @@ class NeedsAsManyAsItHasSeen(Policy):
         return Fate.ACCEPTED
 
 
-def test_policy_hears_of_every_update_in_the_simulator_and_again_in_a_replay():
+def test_policy_observes_every_update_in_the_simulator_and_in_a_replay():
     spec = RunSpec(workers=4, steps=30, seed=5)
     cluster = Cluster.parse(UNEVEN, NETWORK)
     decider = Decider(NeedsAsManyAsItHasSeen(), spec)
@@ -69,7 +69,7 @@ def test_policy_hears_of_every_update_in_the_simulator_and_again_in_a_replay():
         assert not isinstance(event, UpdateApplied) or event.time == times[event.update]
 
 
-def test_cancelling_late_work_spares_traffic_that_finishing_wastes():
+def test_cancelling_late_work_saves_traffic():
     cluster = Cluster.parse("exp:20ms,shift=50ms; worker 3 x4", "model=10MB,bandwidth=10GB")
 
     cancel = summarize(whole("backup:1", cluster, steps=100))
@@ -82,8 +82,8 @@ def test_cancelling_late_work_spares_traffic_that_finishing_wastes():
     assert cancel.sent_bytes_per_update == pytest.approx(70e6, rel=0.05)
 
 
-def test_the_network_adds_delay_and_shared_transfer_to_each_step():
-    """Two workers pull and push 1 MB each over one 1 MB/s link: 2 s + 1 s + 2 s, and two delays."""
+def test_network_adds_delay_and_shared_transfer_to_each_step():
+    """Two workers pull and push 1 MB each over one 1 MB/s link: 2 s + 1 s + 2 s + two delays."""
     cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms")
 
     summary = summarize(whole("sync", cluster, workers=2, steps=3))
@@ -92,7 +92,7 @@ def test_the_network_adds_delay_and_shared_transfer_to_each_step():
     assert summary.sent_bytes_per_update == pytest.approx(4e6)
 
 
-def test_a_gradient_on_its_way_when_its_version_closes_is_late_and_partly_sent():
+def test_gradient_in_transit_when_its_version_closes_is_late_and_partly_sent():
     cluster = Cluster.parse("1s; worker 1 x1.5", "model=1MB,bandwidth=1MB")
 
     trace = whole("backup:1", cluster, workers=2, steps=1)
@@ -104,7 +104,7 @@ def test_a_gradient_on_its_way_when_its_version_closes_is_late_and_partly_sent()
     assert last.pushed_bytes == pytest.approx(0.5e6)
 
 
-def test_a_dead_worker_is_done_without_and_returns():
+def test_run_continues_without_a_dead_worker_until_it_returns():
     trace = whole("sync", Cluster.parse("1s", faults="kill 1 at 1500ms for 2s"), workers=2, steps=5)
 
     contributors = [u.contributors for u in trace.updates()]
@@ -113,7 +113,7 @@ def test_a_dead_worker_is_done_without_and_returns():
     assert [u.t for u in trace.updates()] == [1.0, 2.0, 3.0, 4.5, 5.5]
 
 
-def test_a_frozen_worker_takes_longer_by_as_much():
+def test_freeze_extends_the_computation_by_its_length():
     trace = whole(
         "sync", Cluster.parse("1s", faults="freeze 1 at 500ms for 2s"), workers=2, steps=2
     )
@@ -121,7 +121,7 @@ def test_a_frozen_worker_takes_longer_by_as_much():
     assert [u.t for u in trace.updates()] == [3.0, 4.0]
 
 
-def test_a_frozen_worker_gives_up_only_when_it_thaws():
+def test_frozen_worker_abandons_its_work_when_it_thaws():
     faults = "freeze 1 at 500ms for 2s; freeze 1 at 600ms for 1s"
     trace = whole("backup:1", Cluster.parse("1s", faults=faults), workers=2, steps=4)
 
@@ -129,7 +129,7 @@ def test_a_frozen_worker_gives_up_only_when_it_thaws():
     assert cancelled[0] == (2.5, 1)
 
 
-def test_a_run_without_enough_workers_pauses_and_goes_on():
+def test_run_without_enough_workers_pauses_and_resumes():
     cluster = Cluster.parse("1s", faults="kill 1 at 500ms for 3s")
 
     trace = whole("sync", cluster, workers=2, steps=3, min_workers=2)
@@ -139,7 +139,7 @@ def test_a_run_without_enough_workers_pauses_and_goes_on():
     assert [u.contributors for u in trace.updates()] == [(0, 1)] * 3
 
 
-def test_a_run_that_lost_everybody_says_so_instead_of_hanging():
+def test_run_that_lost_all_workers_ends_as_stalled():
     faults = "kill 0 at 1500ms; kill 1 at 2500ms; freeze any every 1s for 1s"
 
     trace = whole("sync", Cluster.parse("1s", faults=faults), workers=2, steps=10)
@@ -148,8 +148,8 @@ def test_a_run_that_lost_everybody_says_so_instead_of_hanging():
     assert trace.records[-1].version < 10
 
 
-def test_a_run_that_faults_alone_keep_busy_is_given_up():
-    """Worker 0 never returns, so three are never here; the others die and return for ever."""
+def test_run_with_only_faults_and_no_updates_ends_as_stalled():
+    """Worker 0 never returns, so three are never alive; the others die and return forever."""
     faults = "kill 0 at 1s; kill any every 10s for 1s"
 
     trace = whole("sync", Cluster.parse("1s", faults=faults), workers=3, steps=10, min_workers=3)
@@ -157,7 +157,7 @@ def test_a_run_that_faults_alone_keep_busy_is_given_up():
     assert trace.records[-1].reason.startswith("stalled: ")
 
 
-def test_a_freeze_between_a_cancel_and_its_report_does_not_revive_the_work():
+def test_freeze_between_a_cancel_and_its_report_does_not_revive_the_work():
     network = "model=1MB,bandwidth=100MB,delay=5ms"
     cluster = Cluster.parse("pareto:5ms,1.1", network, "freeze any every 50ms for 1ms")
 
@@ -166,7 +166,7 @@ def test_a_freeze_between_a_cancel_and_its_report_does_not_revive_the_work():
     assert trace.records[-1].version == 500
 
 
-def test_until_ends_the_run_after_the_update_in_the_making():
+def test_until_ends_the_run_after_the_pending_update():
     cluster = Cluster.parse("1s; worker 1 x1.5")
     spec = RunSpec(workers=2)
 
@@ -177,8 +177,8 @@ def test_until_ends_the_run_after_the_update_in_the_making():
 
 
 @pytest.mark.parametrize("faults", ["", "kill 2 at 10ms for 1.4s"])
-def test_what_happens_while_the_last_are_told_to_stop_changes_nothing(faults):
-    """The run ends after 1 s and two ways; worker 1 hears of it and answers half a second later."""
+def test_faults_and_joins_after_the_last_update_change_nothing(faults):
+    """The run ends after 1 s and two delays; worker 1 answers half a second later."""
     network = "model=1,bandwidth=1GB,delay=150ms"
     cluster = Cluster.parse("1s; worker 1 x9", network, faults)
     spec = RunSpec(workers=3, steps=1)

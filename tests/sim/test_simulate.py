@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole simulated runs: known limits, golden traces, determinism, faults and traffic."""
+"""Complete simulated runs: known limits, golden traces, determinism, and the choice of path."""
 
 from dataclasses import fields
 
@@ -39,8 +39,8 @@ def test_every_policy_is_simulated_here():
 
 @pytest.mark.parametrize("late", ["cancel", "finish"])
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_every_policy_ends_its_run_with_everything_going_wrong(policy, late):
-    """Uneven workers, a slow network, deaths, returns and freezes: the last update is reached."""
+def test_every_policy_finishes_its_run_despite_all_faults(policy, late):
+    """Uneven workers, a slow network, deaths, returns and freezes: all updates are made."""
     cluster = Cluster.parse(UNEVEN, NETWORK, FAULTS)
 
     trace = whole(policy, cluster, late=late)
@@ -50,7 +50,7 @@ def test_every_policy_ends_its_run_with_everything_going_wrong(policy, late):
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_every_piece_of_work_has_one_fate_unless_its_worker_died(policy):
+def test_every_turn_has_one_fate_unless_its_worker_died(policy):
     trace = whole(policy, Cluster.parse(UNEVEN, NETWORK))
 
     turns = [(g.worker, g.turn) for g in trace.gradients()]
@@ -61,7 +61,7 @@ def test_every_piece_of_work_has_one_fate_unless_its_worker_died(policy):
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_the_same_seed_gives_the_same_trace_and_another_one_another(policy):
+def test_same_seed_gives_the_same_trace_and_another_seed_another(policy):
     cluster = Cluster.parse(UNEVEN, NETWORK, FAULTS)
 
     assert whole(policy, cluster) == whole(policy, cluster)
@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_one_another(policy):
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_replaying_the_events_gives_the_decisions_that_were_made(policy):
+def test_replaying_the_events_gives_the_same_decisions(policy):
     spec = RunSpec(workers=4, steps=40, seed=5)
     decider = Decider(parse_policy(policy), spec)
     live = []
@@ -81,8 +81,8 @@ def test_replaying_the_events_gives_the_decisions_that_were_made(policy):
     assert replay(parse_policy(policy), spec, trace.events()) == live
 
 
-def test_a_whole_small_trace():
-    """Two workers, the second twice as slow, backup:1: the slow one is cancelled each time."""
+def test_complete_small_trace():
+    """Two workers under backup:1, the second twice as slow: it is cancelled each time."""
     trace = whole("backup:1", Cluster.parse("1s; worker 1 x2"), workers=2, steps=2)
 
     fast, slow = {"worker": 0, "samples": 32}, {"worker": 1, "samples": 0}
@@ -195,8 +195,8 @@ def test_subclass_of_a_built_in_rule_is_simulated_with_its_own_answers(policy, o
         ("backup:2", "finish", 84),
     ],
 )
-def test_the_limits_of_the_standard_straggler_schedule(policy, late, limit_ms):
-    """8 workers, 50 ms, 5 % of steps + Exp(500 ms): the figures of the design, within 3 %."""
+def test_limits_of_the_standard_straggler_schedule(policy, late, limit_ms):
+    """8 workers, 50 ms, 5 % of steps + Exp(500 ms): within 3 % of the numbers in the design."""
     # A breath of noise keeps ties away, so that the fast way can serve.
     cluster = Cluster.parse("50ms + exp:1us + 5% exp:500ms")
 
@@ -212,7 +212,7 @@ def test_until_after_the_end_changes_nothing():
     assert simulate("sync", cluster, spec, until=100.0).records[-1] == Ended(3.0, 3)
 
 
-def test_progress_is_told_update_by_update_by_both_ways():
+def test_both_paths_report_progress_update_by_update():
     spec = RunSpec(workers=2, steps=5)
 
     for policy, latency in [("sync", "exp:1s"), ("async", "exp:1s"), ("sync", "1s")]:
@@ -222,7 +222,7 @@ def test_progress_is_told_update_by_update_by_both_ways():
 
 
 @long
-def test_ten_thousand_workers_run():
+def test_run_with_ten_thousand_workers():
     cluster = Cluster.parse("exp:20ms,shift=50ms; phases x3 for 5s every 60s")
 
     summary = summarize(simulate("backup:500", cluster, RunSpec(workers=10_000, steps=3)))
@@ -242,7 +242,7 @@ def test_ten_thousand_workers_run():
         ({"cluster": Cluster.parse("1s; phases x2 for 1s every 1s on worker 5")}, "worker 5"),
     ],
 )
-def test_an_impossible_simulation_is_refused(options, reason):
+def test_impossible_simulation_is_refused(options, reason):
     call = {
         "policy": "sync",
         "cluster": Cluster.parse("1s"),

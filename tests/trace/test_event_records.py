@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The records made of an event and the actions that were decided on it."""
+"""The records of an event and of the actions that were decided on it."""
 
 from random import Random
 
@@ -58,6 +58,6 @@ def test_update_has_what_the_shell_measured():
     assert update == Update(1.0, 1, (0, 1), 2, 4.0, 0.5, {"loss": 2.0, "bad": None})
 
 
-def test_gradient_without_a_fate_is_our_bug():
+def test_gradient_without_a_fate_is_an_internal_error():
     with pytest.raises(InternalError, match="must be its fate, got Pause"):
         list(record_event(GradientArrived(1.0, 0, 1, 0), [Pause("so")], 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Traces as files: what is written is read again, and a bad file is told by line and reason."""
+"""Records of a trace: what is written is read again, and a failed write leaves no partial file."""
 
 import os
 import re
@@ -69,7 +69,7 @@ def run(policy: str, cluster: str = "only times", **spec: object) -> Trace:
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("policy", POLICY_TABLE)
-def test_a_simulated_trace_is_read_as_it_was_written(
+def test_simulated_trace_survives_writing_and_reading(
     policy: str, cluster: str, tmp_path: Path
 ) -> None:
     trace = run(policy, cluster, seed=7)
@@ -77,13 +77,13 @@ def test_a_simulated_trace_is_read_as_it_was_written(
     assert read_trace(tmp_path / "run.jsonl") == trace
 
 
-def test_a_path_may_be_a_string(tmp_path: Path) -> None:
+def test_path_may_be_a_string(tmp_path: Path) -> None:
     trace = run("sync")
     write_trace(trace, f"{tmp_path}/run.jsonl")
     assert read_trace(f"{tmp_path}/run.jsonl") == trace
 
 
-def test_a_file_has_a_line_for_the_header_and_one_for_each_record(tmp_path: Path) -> None:
+def test_file_has_a_line_for_the_header_and_one_for_each_record(tmp_path: Path) -> None:
     trace = run("backup:1")
     write_trace(trace, tmp_path / "run.jsonl")
     lines = [msgspec.json.decode(x) for x in (tmp_path / "run.jsonl").read_bytes().splitlines()]
@@ -109,7 +109,7 @@ def test_update_without_weights_has_equal_ones() -> None:
     assert uneven.weighted() == [(0.25, 1.0), (0.75, 0.5)]
 
 
-def test_a_header_gives_the_spec_of_the_run() -> None:
+def test_header_holds_the_spec_of_the_run() -> None:
     spec = RunSpec(workers=5, steps=3, min_workers=2, late="finish", seed=11)
     assert Header.of("run", parse_policy("backup:1"), spec, {}).spec() == spec
 
@@ -171,7 +171,7 @@ records: st.SearchStrategy[Record] = st.one_of(
 
 @settings(deadline=None)  # it writes a file, and disks are sometimes slow
 @given(header=headers, record=records)
-def test_any_record_is_read_as_it_was_written(
+def test_any_record_survives_writing_and_reading(
     header: Header, record: Record, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any_record.jsonl"
@@ -184,7 +184,7 @@ def test_any_record_is_read_as_it_was_written(
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("policy", POLICY_TABLE)
-def test_the_events_of_a_trace_give_its_decisions_again(
+def test_replaying_the_events_of_a_trace_gives_its_decisions(
     policy: str, cluster: str, tmp_path: Path
 ) -> None:
     write_trace(run(policy, cluster, seed=3), tmp_path / "run.jsonl")
@@ -206,12 +206,12 @@ def test_the_events_of_a_trace_give_its_decisions_again(
     assert [a.version for a in actions if isinstance(a, Finish)] == [trace.header.steps]
 
 
-def test_decisions_are_no_events() -> None:
+def test_decisions_have_no_event() -> None:
     decisions = [Paused(1.0, "so"), Resumed(1.0), Ended(1.0, 1)]
     assert [event_of(record) for record in decisions] == [None] * 3
 
 
-def test_record_of_an_update_is_the_event_that_it_was_applied() -> None:
+def test_event_of_an_update_record_is_update_applied() -> None:
     update = Update(2.0, 7, (0,), 1, sq_norm=1.5)
     assert event_of(update) == UpdateApplied(2.0, 7, 1.5)
 
@@ -226,7 +226,7 @@ def test_norm_of_a_gradient_is_in_its_event() -> None:
 
 @contextmanager
 def full_disk(after_bytes: int) -> Iterator[None]:
-    """No file can become longer, as on a full disk."""
+    """Limit the size of files, to simulate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (after_bytes, before[1]))
     try:
@@ -235,14 +235,14 @@ def full_disk(after_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_file(tmp_path: Path) -> None:
     trace, path = run("sync", steps=200), tmp_path / "run.jsonl"
     with full_disk(5000), pytest.raises(TraceError, match=re.escape(f"cannot write {path}")):
         write_trace(trace, path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     old, path = run("sync", steps=2), tmp_path / "run.jsonl"
     write_trace(old, path)
     with full_disk(5000), pytest.raises(TraceError):
@@ -251,7 +251,7 @@ def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
     assert read_trace(path) == old
 
 
-def test_a_new_trace_replaces_the_old_file(tmp_path: Path) -> None:
+def test_new_trace_replaces_the_old_file(tmp_path: Path) -> None:
     write_trace(run("sync", steps=9), tmp_path / "run.jsonl")
     write_trace(run("sync", steps=2), tmp_path / "run.jsonl")
     assert read_trace(tmp_path / "run.jsonl") == run("sync", steps=2)
@@ -268,7 +268,7 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("where", UNWRITABLE)
-def test_an_unwritable_place_is_refused_and_nothing_is_left(
+def test_unwritable_path_is_refused_and_leaves_nothing_behind(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -279,7 +279,7 @@ def test_an_unwritable_place_is_refused_and_nothing_is_left(
     assert sorted(str(path) for path in Path().rglob("*")) == ["directory", "file"]
 
 
-def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
+def test_read_only_directory_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
         if os.access(tmp_path, os.W_OK):
@@ -291,8 +291,8 @@ def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
 
 
-def test_what_is_not_a_plain_file_is_not_replaced_by_one(tmp_path: Path) -> None:
-    """A pipe here; /dev/null and /dev/stdout are such places as well."""
+def test_special_file_is_written_to_not_replaced(tmp_path: Path) -> None:
+    """A pipe here; the same holds for /dev/null and /dev/stdout."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -303,8 +303,8 @@ def test_what_is_not_a_plain_file_is_not_replaced_by_one(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_device_without_space_is_refused(tmp_path: Path) -> None:
-    """By way of a link, so that what would be replaced is not the device."""
+def test_device_without_space_is_refused(tmp_path: Path) -> None:
+    """Through a link, so that a bug would replace the link and not the device."""
     path = tmp_path / "run.jsonl"
     path.symlink_to("/dev/full")
     with pytest.raises(TraceError, match=re.escape(f"cannot write {path}: No space left")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The audit: an honest trace passes, and whatever is changed in one is found, by its line."""
+"""The audit: a correct trace passes, and any change to one is reported with its line."""
 
 import re
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def with_records(trace: Trace, records: list[Record]) -> Trace:
 
 
 def with_record(trace: Trace, index: int, **fields: object) -> Trace:
-    """The trace with other fields in one record."""
+    """Return the trace with other fields in one record."""
     records = list(trace.records)
     records[index] = msgspec.structs.replace(records[index], **fields)
     return with_records(trace, records)
@@ -80,7 +80,7 @@ def with_inserted(trace: Trace, index: int, record: Record) -> Trace:
 
 
 def places(trace: Trace, *kinds: type, fate: Fate | None = None) -> list[int]:
-    """Where the records of these kinds are; there must be some."""
+    """Return the indices of the records of these kinds; there must be some."""
     found = [
         i
         for i, record in enumerate(trace.records)
@@ -90,8 +90,8 @@ def places(trace: Trace, *kinds: type, fate: Fate | None = None) -> list[int]:
     return found
 
 
-def blamed_line(trace: Trace) -> int:
-    """The line that the audit finds fault with."""
+def reported_line(trace: Trace) -> int:
+    """Return the line that the audit reports."""
     with pytest.raises(TraceError) as caught:
         audit(trace, "run.jsonl")
     message = str(caught.value)
@@ -105,44 +105,44 @@ def line_of(index: int) -> int:
     return index + 2  # the header is line 1
 
 
-# ---- honest traces ----
+# ---- correct traces ----
 
 
 @pytest.mark.parametrize("late", ["cancel", "finish"])
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("policy", POLICY_TABLE)
-def test_a_simulated_trace_is_sound(policy: str, cluster: str, late: str) -> None:
+def test_simulated_trace_is_sound(policy: str, cluster: str, late: str) -> None:
     audit(run(policy, cluster, late=late, seed=5))
 
 
 @pytest.mark.parametrize("policy", POLICY_TABLE)
-def test_a_trace_of_a_run_that_was_stopped_is_sound(policy: str) -> None:
+def test_trace_of_a_run_that_was_stopped_is_sound(policy: str) -> None:
     trace = run(policy, until=0.7, steps=None)
     assert places(trace, Stopped)
     audit(trace)
 
 
-def test_a_trace_with_pauses_is_sound() -> None:
+def test_trace_with_pauses_is_sound() -> None:
     trace = run("backup:1", "faults", min_workers=3, steps=60)
     assert places(trace, Paused)
     assert places(trace, Left)
     audit(trace)
 
 
-def test_a_trace_with_timers_is_sound() -> None:
+def test_trace_with_timers_is_sound() -> None:
     trace = run("deadline:after=60ms")
     assert places(trace, Timer)
     audit(trace)
 
 
-def test_a_trace_of_a_stalled_run_is_sound() -> None:
+def test_trace_of_a_stalled_run_is_sound() -> None:
     dying = Cluster.parse("50ms", faults="kill 0 at 320ms; kill 1 at 310ms")
     trace = simulate("sync", dying, RunSpec(workers=2, steps=20))
     assert trace.records[-1].reason.startswith("stalled")
     audit(trace)
 
 
-def test_a_trace_that_breaks_off_after_a_decision_is_sound() -> None:
+def test_trace_that_ends_after_a_decision_is_sound() -> None:
     trace = run("backup:1")
     last = places(trace, Update)[10]
     audit(with_records(trace, trace.records[: last + 1]))
@@ -175,34 +175,34 @@ def test_measured_bytes_and_computation_times_do_not_matter() -> None:
     audit(trace)
 
 
-# ---- dishonest ones ----
+# ---- changed traces ----
 
 
 @pytest.mark.parametrize("fate", [Fate.LATE, Fate.STALE, Fate.DUPLICATE, Fate.CANCELLED])
-def test_another_fate_is_found_wherever_it_is(fate: Fate) -> None:
+def test_wrong_fate_is_found_in_any_record(fate: Fate) -> None:
     trace = run("backup:1", steps=6)
     for index in places(trace, Gradient, fate=Fate.ACCEPTED):
-        assert blamed_line(with_record(trace, index, fate=fate)) == line_of(index)
+        assert reported_line(with_record(trace, index, fate=fate)) == line_of(index)
 
 
-def test_a_late_gradient_that_is_called_accepted_is_found() -> None:
+def test_late_gradient_recorded_as_accepted_is_found() -> None:
     trace = run("backup:1", late="finish")
     for index in places(trace, Gradient, fate=Fate.LATE):
-        assert blamed_line(with_record(trace, index, fate=Fate.ACCEPTED)) == line_of(index)
+        assert reported_line(with_record(trace, index, fate=Fate.ACCEPTED)) == line_of(index)
 
 
-def test_work_given_up_that_is_called_late_is_found() -> None:
+def test_abandoned_work_recorded_as_late_is_found() -> None:
     trace = run("backup:1")
     for index in places(trace, Gradient, fate=Fate.CANCELLED):
-        assert blamed_line(with_record(trace, index, fate=Fate.LATE)) == line_of(index)
+        assert reported_line(with_record(trace, index, fate=Fate.LATE)) == line_of(index)
 
 
-def test_a_gradient_that_is_called_non_finite_is_missed_in_its_update() -> None:
-    """The shell alone knows that it was not, so the line is that of the update."""
+def test_gradient_recorded_as_non_finite_is_found_at_its_update() -> None:
+    """Only the shell knows that it was finite, so the audit reports the line of the update."""
     trace = run("backup:1", steps=6)
     index = places(trace, Gradient, fate=Fate.ACCEPTED)[0]
-    lying = with_record(trace, index, fate=Fate.NON_FINITE)
-    assert line_of(index) < blamed_line(lying) <= line_of(places(trace, Update)[0])
+    changed = with_record(trace, index, fate=Fate.NON_FINITE)
+    assert line_of(index) < reported_line(changed) <= line_of(places(trace, Update)[0])
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ def test_a_gradient_that_is_called_non_finite_is_missed_in_its_update() -> None:
     ],
     ids=str,
 )
-def test_a_gradient_that_is_told_otherwise_is_found(fields: dict[str, object]) -> None:
+def test_wrong_field_of_a_gradient_is_found(fields: dict[str, object]) -> None:
     trace = run("backup:1")
     index = places(trace, Gradient, fate=Fate.ACCEPTED)[4]
-    assert blamed_line(with_record(trace, index, **fields)) == line_of(index)
+    assert reported_line(with_record(trace, index, **fields)) == line_of(index)
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "change",
     [
         lambda u: {"contributors": u.contributors[::-1]},
         lambda u: {"contributors": u.contributors[:-1]},
@@ -238,13 +238,13 @@ def test_a_gradient_that_is_told_otherwise_is_found(fields: dict[str, object]) -
     ],
     ids=["order", "one less", "one more", "none", "wanted", "number", "time"],
 )
-def test_an_update_that_is_told_otherwise_is_found(
-    lie: Callable[[Update], dict[str, object]],
+def test_wrong_field_of_an_update_is_found(
+    change: Callable[[Update], dict[str, object]],
 ) -> None:
     trace = run("backup:1")
     for index in places(trace, Update):
-        lying = with_record(trace, index, **lie(trace.records[index]))
-        assert blamed_line(lying) == line_of(index)
+        changed = with_record(trace, index, **change(trace.records[index]))
+        assert reported_line(changed) == line_of(index)
 
 
 @pytest.mark.parametrize("field", ["weights", "scales"])
@@ -255,28 +255,28 @@ def test_update_with_the_wrong_weights_is_found(field: str) -> None:
     for index in found:
         first, *rest = getattr(trace.records[index], field)
         for value in (None, (first + 1e-9, *rest), (first,)):
-            assert blamed_line(with_record(trace, index, **{field: value})) == line_of(index)
+            assert reported_line(with_record(trace, index, **{field: value})) == line_of(index)
 
 
-def test_wrong_weight_is_named_even_where_norms_were_measured() -> None:
+def test_wrong_weight_is_named_even_if_norms_were_measured() -> None:
     trace = run("sync", steps=2)
     index = places(trace, Update)[0]
-    lying = with_record(trace, index, sq_norm=2.0, weights=(0.5, 0.25, 0.25))
+    changed = with_record(trace, index, sq_norm=2.0, weights=(0.5, 0.25, 0.25))
     with pytest.raises(TraceError, match=r"weights \(0.5, 0.25, 0.25\), but its rule gives None"):
-        audit(lying)
+        audit(changed)
 
 
 @pytest.mark.parametrize("policy", POLICY_TABLE)
-def test_a_missing_decision_is_found_where_it_was(policy: str) -> None:
+def test_missing_decision_is_found_at_its_line(policy: str) -> None:
     trace = run(policy, steps=5)
     for index in places(trace, Update, Resumed):
-        lying = without(trace, index)
-        if places(lying, Ended) == [index]:
+        changed = without(trace, index)
+        if places(changed, Ended) == [index]:
             continue  # nothing but the end comes after it; the next test has that
-        assert blamed_line(lying) == line_of(index)
+        assert reported_line(changed) == line_of(index)
 
 
-def test_a_trace_that_ends_before_its_last_decision_is_found() -> None:
+def test_trace_that_ends_before_its_last_decision_is_found() -> None:
     trace = run("sync", steps=5)
     last = places(trace, Update)[-1]
     with pytest.raises(
@@ -289,10 +289,10 @@ def test_a_trace_that_ends_before_its_last_decision_is_found() -> None:
         audit(without(trace, last), "run.jsonl")
 
 
-def test_a_missing_join_is_found() -> None:
+def test_missing_join_is_found() -> None:
     trace = run("sync")
     index = places(trace, Joined)[0]
-    assert blamed_line(without(trace, index)) > 1
+    assert reported_line(without(trace, index)) > 1
 
 
 @pytest.mark.parametrize(
@@ -309,17 +309,17 @@ def test_a_missing_join_is_found() -> None:
     ],
     ids=lambda record: type(record).__name__,
 )
-def test_an_extra_record_is_found(extra: Record) -> None:
+def test_extra_record_is_found(extra: Record) -> None:
     trace = run("backup:1")
     index = next(i for i, record in enumerate(trace.records) if record.t > 0.2)
-    assert blamed_line(with_inserted(trace, index, extra)) == line_of(index)
+    assert reported_line(with_inserted(trace, index, extra)) == line_of(index)
 
 
-def test_a_record_that_is_there_twice_is_found_wherever_it_is() -> None:
+def test_repeated_record_is_found_at_any_line() -> None:
     trace = run("backup:1", steps=6)
     for index in places(trace, Joined, Resumed, Update, Gradient):
         twice = with_inserted(trace, index + 1, trace.records[index])
-        assert blamed_line(twice) == line_of(index + 1)
+        assert reported_line(twice) == line_of(index + 1)
 
 
 @pytest.mark.parametrize("policy", POLICY_TABLE)
@@ -333,18 +333,18 @@ def test_two_records_in_the_wrong_order_are_found(policy: str) -> None:
         records[index : index + 2] = [second, first]
         if isinstance(second, Ended):
             continue  # has a test of its own
-        assert line_of(index) <= blamed_line(with_records(trace, records)) <= line_of(index + 1)
+        assert line_of(index) <= reported_line(with_records(trace, records)) <= line_of(index + 1)
 
 
-def test_a_time_that_runs_backwards_is_found() -> None:
+def test_time_that_goes_backwards_is_found() -> None:
     trace = run("backup:1")
     for index in places(trace, Gradient)[1:]:
         earlier = trace.records[index - 1].t - 0.001
-        assert blamed_line(with_record(trace, index, t=earlier)) == line_of(index)
+        assert reported_line(with_record(trace, index, t=earlier)) == line_of(index)
 
 
 @pytest.mark.parametrize(
-    ("truth", "lie"),
+    ("actual", "change"),
     [
         ("backup:1", "sync"),
         ("backup:1", "backup:2"),
@@ -356,8 +356,8 @@ def test_a_time_that_runs_backwards_is_found() -> None:
         ("deadline:after=60ms", "sync"),
     ],
 )
-def test_another_policy_in_the_header_is_found(truth: str, lie: str) -> None:
-    assert blamed_line(with_header(run(truth, seed=1), policy=lie)) > 1
+def test_wrong_policy_in_the_header_is_found(actual: str, change: str) -> None:
+    assert reported_line(with_header(run(actual, seed=1), policy=change)) > 1
 
 
 @pytest.mark.parametrize(
@@ -373,16 +373,16 @@ def test_another_policy_in_the_header_is_found(truth: str, lie: str) -> None:
     ],
     ids=str,
 )
-def test_an_impossible_header_is_line_1(fields: dict[str, object]) -> None:
-    assert blamed_line(with_header(run("backup:1"), **fields)) == 1
+def test_invalid_header_is_line_1(fields: dict[str, object]) -> None:
+    assert reported_line(with_header(run("backup:1"), **fields)) == 1
 
 
 @pytest.mark.parametrize("fields", [{"workers": 4}, {"workers": 2}, {"steps": 10}], ids=str)
-def test_another_run_in_the_header_is_found(fields: dict[str, object]) -> None:
-    assert blamed_line(with_header(run("backup:1"), **fields)) > 1
+def test_wrong_spec_in_the_header_is_found(fields: dict[str, object]) -> None:
+    assert reported_line(with_header(run("backup:1"), **fields)) > 1
 
 
-def test_a_trace_without_records_is_not_sound() -> None:
+def test_trace_without_records_is_not_sound() -> None:
     with pytest.raises(TraceError, match=r"run\.jsonl has a header but no records"):
         audit(with_records(run("sync"), []), "run.jsonl")
 
@@ -391,21 +391,21 @@ def test_a_trace_without_records_is_not_sound() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"version": 999}, {"unused": (0,)}, {"t": 0.0}], ids=str)
-def test_an_end_that_is_told_otherwise_is_found(fields: dict[str, object]) -> None:
+def test_wrong_field_of_the_end_is_found(fields: dict[str, object]) -> None:
     trace = run("backup:1")
     last = len(trace.records) - 1
-    assert blamed_line(with_record(trace, last, **fields)) == line_of(last)
+    assert reported_line(with_record(trace, last, **fields)) == line_of(last)
 
 
-def test_an_end_in_the_middle_is_found() -> None:
+def test_end_in_the_middle_is_found() -> None:
     trace = run("backup:1")
     index = places(trace, Update)[5] + 1
-    lying = with_inserted(trace, index, Ended(trace.records[index - 1].t, 6))
-    assert blamed_line(lying) in (line_of(index), line_of(index + 1))
+    changed = with_inserted(trace, index, Ended(trace.records[index - 1].t, 6))
+    assert reported_line(changed) in (line_of(index), line_of(index + 1))
 
 
-def test_a_second_end_is_found() -> None:
+def test_second_end_is_found() -> None:
     trace = run("backup:1")
-    lying = with_records(trace, [*trace.records, trace.records[-1]])
+    changed = with_records(trace, [*trace.records, trace.records[-1]])
     last = len(trace.records) - 1
-    assert blamed_line(lying) in (line_of(last), line_of(last + 1))
+    assert reported_line(changed) in (line_of(last), line_of(last + 1))

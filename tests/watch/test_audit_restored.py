@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Traces of runs that were cut and went on, and of runs that some workers never came to."""
+"""Traces of restored runs, and of runs with missing workers."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ def header(policy: str, **spec: Any) -> Header:
 
 
 def recorded(cluster: Cluster) -> list[Record]:
-    """What a server would have recorded of all that happened to a cluster."""
+    """Return what a server would have recorded of a cluster's events."""
     records: list[Record] = []
     asked_at: dict[int, float] = {}
     version = cluster.origin
@@ -71,7 +71,7 @@ def recorded(cluster: Cluster) -> list[Record]:
 
 
 class Part:
-    """A part of a run, from one start of its server to the next."""
+    """A part of a run, from one start of the server to the next."""
 
     def __init__(
         self, policy: str, origin: Origin | None = None, now: float = 0.0, **spec: Any
@@ -86,14 +86,14 @@ class Part:
             self.records = [Restored(now, *told)]
 
     def train(self, updates: int, silent: tuple[int, ...] = ()) -> "Part":
-        """Everybody comes, and so many updates are made; the silent ones never report."""
+        """Let all workers join and make this many updates; the silent ones never report."""
         for worker in range(3):
             self.cluster.join(worker)
         self.cluster.run_until(self.cluster.version + updates, silent)
         return self
 
     def restored(self, version: int, policy: str = "", **spec: Any) -> "Part":
-        """The part after this, whose server has a checkpoint of that version."""
+        """Return the part after this one, restored from a checkpoint of that version."""
         ledger, rule = self.cluster.decider.ledger, self.cluster.decider.policy
         memory = msgspec.json.decode(msgspec.json.encode(rule.plain_memory(ledger.memory)))
         origin = Origin(version, dict(ledger.turns), memory)
@@ -107,14 +107,14 @@ def joined(*parts: Part) -> Trace:
     return Trace(parts[0].header, [record for part in parts for record in part.all_records()])
 
 
-def cut_in_two(policy: str, **spec: Any) -> Trace:
-    """Seven updates, of which two are lost, and four more."""
+def restored_once(policy: str, **spec: Any) -> Trace:
+    """Return a run of seven updates, of which two are lost, and four more after a restore."""
     first = Part(policy, **spec).train(7)
     return joined(first, first.restored(5, **spec).train(4))
 
 
-def place_of(trace: Trace, kind: type) -> int:
-    """Where the first record of this kind is."""
+def index_of(trace: Trace, kind: type) -> int:
+    """Return the index of the first record of this kind."""
     return next(i for i, record in enumerate(trace.records) if isinstance(record, kind))
 
 
@@ -124,8 +124,8 @@ def changed(trace: Trace, index: int, **fields: Any) -> Trace:
     return Trace(trace.header, records)
 
 
-def blame(trace: Trace) -> tuple[int, str]:
-    """The index of the record that the audit finds fault with, and what it says."""
+def reported(trace: Trace) -> tuple[int, str]:
+    """Return the index of the record that the audit reports, and its message."""
     with pytest.raises(TraceError) as caught:
         audit(trace, "run.jsonl")
     found = re.match(r"run\.jsonl:(\d+):? (.*)$", str(caught.value))
@@ -137,8 +137,8 @@ def blame(trace: Trace) -> tuple[int, str]:
 
 
 @every_policy
-def test_a_run_that_was_cut_in_two_is_sound_and_its_numbers_go_on(policy: str) -> None:
-    trace = cut_in_two(policy)
+def test_restored_run_is_sound_and_its_numbers_continue(policy: str) -> None:
+    trace = restored_once(policy)
     audit(trace)
     numbers = [update.update for update in trace.updates()]
     assert numbers == [1, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9]
@@ -146,8 +146,8 @@ def test_a_run_that_was_cut_in_two_is_sound_and_its_numbers_go_on(policy: str) -
 
 @every_policy
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_that_was_cut_anywhere_and_often_is_sound(policy: str, seed: int) -> None:
-    """After whatever record its server was killed, also in the middle of an event."""
+def test_run_restored_at_any_point_and_often_is_sound(policy: str, seed: int) -> None:
+    """The server may be killed after any record, even in the middle of an event."""
     rng = Random(seed)
     part = Part(policy)
     records: list[Record] = []
@@ -161,7 +161,7 @@ def test_a_run_that_was_cut_anywhere_and_often_is_sound(policy: str, seed: int) 
 
 
 @every_policy
-def test_a_run_that_was_saved_at_its_last_update_ends_again_at_once(policy: str) -> None:
+def test_run_restored_at_its_last_update_ends_immediately(policy: str) -> None:
     first = Part(policy, steps=4).train(4)
     second = first.restored(4, steps=4)
     second.cluster.join(0)
@@ -172,43 +172,43 @@ def test_a_run_that_was_saved_at_its_last_update_ends_again_at_once(policy: str)
 
 
 @every_policy
-def test_a_run_that_had_ended_goes_on_to_a_later_end(policy: str) -> None:
+def test_ended_run_can_be_resumed_to_a_later_end(policy: str) -> None:
     first = Part(policy, steps=4).train(4)
     trace = joined(first, first.restored(4, steps=6).train(2))
     assert isinstance(trace.records[-1], Ended)
     audit(trace)
 
 
-def test_a_run_goes_on_under_another_rule() -> None:
+def test_run_can_be_resumed_under_another_rule() -> None:
     first = Part("backup:1", steps=4).train(4)
     audit(joined(first, first.restored(4, "async", workers=2).train(5)))
 
 
-def test_a_run_whose_server_died_before_anything_was_saved_begins_again() -> None:
+def test_run_without_a_checkpoint_starts_again() -> None:
     first = Part("sync").train(3)
     audit(joined(first, first.restored(0).train(3)))
 
 
-def test_a_run_whose_server_died_before_anything_happened_is_sound() -> None:
+def test_run_whose_server_died_before_any_event_is_sound() -> None:
     first = Part("sync")
     audit(joined(first, first.restored(0).train(3)))
     audit(joined(first, first.restored(0), first.restored(0)))
 
 
-def test_a_run_of_which_only_the_later_part_is_known_is_sound() -> None:
+def test_trace_with_only_the_later_part_of_a_run_is_sound() -> None:
     """Its trace was moved away; its checkpoint was not."""
     first = Part("sync").train(3)
     audit(joined(first.restored(3).train(3)))
 
 
-def test_a_checkpoint_may_be_newer_than_what_its_server_had_written_of_the_trace() -> None:
+def test_checkpoint_may_be_newer_than_the_trace() -> None:
     first = Part("sync").train(7)
     second = first.restored(7).train(2)
     known = first.all_records()[:9]
     audit(Trace(first.header, [*known, *second.all_records()]))
 
 
-def test_the_deadline_that_was_learnt_holds_after_it() -> None:
+def test_learned_deadline_survives_a_restore() -> None:
     first = Part("deadline:0.5").train(12)
     trace = joined(first, first.restored(12).train(6, silent=(2,)))
     assert any(isinstance(record, Timer) for record in trace.records)
@@ -219,88 +219,88 @@ def test_the_deadline_that_was_learnt_holds_after_it() -> None:
 
 
 @pytest.mark.parametrize("policy", ["sync", "async", "backup:1", "delayed:2"])
-def test_a_wrong_version_is_found_by_what_follows(policy: str) -> None:
-    trace = cut_in_two(policy)
-    index = place_of(trace, Restored)
+def test_wrong_version_is_found_by_later_records(policy: str) -> None:
+    trace = restored_once(policy)
+    index = index_of(trace, Restored)
     for version in (4, 6, 0, 1000):
-        found, why = blame(changed(trace, index, version=version))
+        found, why = reported(changed(trace, index, version=version))
         assert found > index
         assert "version" in why
 
 
-def test_wrong_turns_are_found_by_what_follows() -> None:
-    trace = cut_in_two("sync")
-    index = place_of(trace, Restored)
+def test_wrong_turns_are_found_by_later_records() -> None:
+    trace = restored_once("sync")
+    index = index_of(trace, Restored)
     for turns in ({}, {0: 6}, {0: 8, 1: 7, 2: 7}):
-        found, why = blame(changed(trace, index, turns=turns))
+        found, why = reported(changed(trace, index, turns=turns))
         assert isinstance(trace.records[found], Gradient)
         assert "turn" in why or "asked" in why or "duplicate" in why
 
 
-def test_a_wrong_memory_is_found_by_what_follows() -> None:
+def test_wrong_memory_is_found_by_later_records() -> None:
     first = Part("deadline:0.5").train(12)
     trace = joined(first, first.restored(12).train(6, silent=(2,)))
-    index = place_of(trace, Restored)
+    index = index_of(trace, Restored)
     slow = [[100.0, True]] * 12  # with this it would have waited longer
-    found, why = blame(changed(trace, index, memory=slow))
+    found, why = reported(changed(trace, index, memory=slow))
     assert isinstance(trace.records[found], Timer)
     assert why.startswith("timer 1 fired at ")
-    found, why = blame(changed(trace, index, memory="nonsense"))
+    found, why = reported(changed(trace, index, memory="nonsense"))
     assert (found, "expected pairs of a time" in why) == (index, True)
 
 
-def test_time_that_runs_backwards_is_found() -> None:
-    trace = cut_in_two("sync")
-    index = place_of(trace, Restored)
+def test_time_that_goes_backwards_is_found() -> None:
+    trace = restored_once("sync")
+    index = index_of(trace, Restored)
     before, restored = trace.records[index - 1], trace.records[index]
     assert isinstance(restored, Restored)
-    found, why = blame(changed(trace, index, t=before.t - 0.5))
+    found, why = reported(changed(trace, index, t=before.t - 0.5))
     assert found == index
     assert why == f"time must not go backwards, got {before.t - 0.5}"
-    found, why = blame(changed(trace, index + 1, t=restored.t - 0.5))
+    found, why = reported(changed(trace, index + 1, t=restored.t - 0.5))
     assert found == index + 1
     assert why.startswith("time must")
 
 
-def test_another_rule_than_the_one_that_decided_is_found() -> None:
-    trace = cut_in_two("sync")
-    index = place_of(trace, Restored)
-    assert blame(changed(trace, index, header=header("async")))[0] > index
-    assert blame(changed(trace, index, header=header("sync", steps=7)))[0] > index
+def test_wrong_rule_of_a_restored_part_is_found() -> None:
+    trace = restored_once("sync")
+    index = index_of(trace, Restored)
+    assert reported(changed(trace, index, header=header("async")))[0] > index
+    assert reported(changed(trace, index, header=header("sync", steps=7)))[0] > index
 
 
 @pytest.mark.parametrize("policy", ["nonsense", "backup:9"])
-def test_a_rule_that_cannot_be_is_found_where_it_is_named(policy: str) -> None:
-    trace = cut_in_two("sync")
-    index = place_of(trace, Restored)
+def test_invalid_rule_of_a_restored_part_is_found_at_its_line(policy: str) -> None:
+    trace = restored_once("sync")
+    index = index_of(trace, Restored)
     wrong = msgspec.structs.replace(header("sync"), policy=policy)
-    assert blame(changed(trace, index, header=wrong))[0] == index
+    assert reported(changed(trace, index, header=wrong))[0] == index
 
 
-def test_nobody_is_here_after_it() -> None:
-    """A trace in which the workers of the part before go on is not sound."""
+def test_restored_part_starts_without_workers() -> None:
+    """A trace in which workers continue without joining again is not sound."""
     first = Part("async").train(3)
     records = first.all_records()
     gradient = next(record for record in reversed(records) if isinstance(record, Gradient))
     restored = first.restored(3).all_records()
-    found, why = blame(Trace(first.header, [*records, *restored, gradient]))
+    found, why = reported(Trace(first.header, [*records, *restored, gradient]))
     assert found == len(records) + 1
     assert "has not joined" in why or "time must" in why
 
 
-def test_nothing_but_a_restoration_follows_an_end() -> None:
+def test_only_a_restore_may_follow_an_end() -> None:
     first = Part("sync", steps=2).train(2)
     trace = joined(first, first.restored(2, steps=3).train(1))
     audit(trace)
-    index = place_of(trace, Restored)
+    index = index_of(trace, Restored)
     without = Trace(trace.header, trace.records[:index] + trace.records[index + 1 :])
-    found, why = blame(without)
+    found, why = reported(without)
     assert found == index
     assert why.startswith("the run has already ended")
 
 
-def test_a_trace_that_breaks_off_for_good_in_the_middle_of_an_event_is_still_found() -> None:
-    trace = cut_in_two("sync")
+def test_trace_that_ends_in_the_middle_of_an_event_is_found() -> None:
+    trace = restored_once("sync")
     last = max(i for i, record in enumerate(trace.records) if isinstance(record, Update))
     with pytest.raises(TraceError, match="ends before the record 'update' that its rule gives"):
         audit(Trace(trace.header, trace.records[:last]))
@@ -310,7 +310,7 @@ def test_a_trace_that_breaks_off_for_good_in_the_middle_of_an_event_is_still_fou
 
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "deadline", "delayed:1"])
-def test_a_run_that_some_never_came_to_is_sound(policy: str) -> None:
+def test_run_with_missing_workers_is_sound(policy: str) -> None:
     part = Part(policy)
     part.cluster.join(0)
     part.cluster.handle(WorkerMissing(2.0, 1, "it fails"))
@@ -319,15 +319,15 @@ def test_a_run_that_some_never_came_to_is_sound(policy: str) -> None:
     trace = joined(part)
     assert Missing(2.0, 1, "it fails") in trace.records
     audit(trace)
-    index = place_of(trace, Missing)
-    assert blame(Trace(trace.header, trace.records[:index] + trace.records[index + 1 :]))[0] > 0
+    index = index_of(trace, Missing)
+    assert reported(Trace(trace.header, trace.records[:index] + trace.records[index + 1 :]))[0] > 0
 
 
-def test_a_worker_that_is_here_cannot_be_recorded_as_missing() -> None:
-    trace = cut_in_two("sync")
-    index = place_of(trace, Joined) + 1
+def test_member_cannot_be_recorded_as_missing() -> None:
+    trace = restored_once("sync")
+    index = index_of(trace, Joined) + 1
     records = [*trace.records[:index], Missing(1.0, 0), *trace.records[index:]]
-    found, why = blame(Trace(trace.header, records))
+    found, why = reported(Trace(trace.header, records))
     assert found == index
     assert "worker 0 has joined" in why
 
@@ -336,8 +336,8 @@ def test_a_worker_that_is_here_cannot_be_recorded_as_missing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["sync", "deadline:0.5", "delayed:2"])
-def test_a_trace_of_two_parts_is_read_as_it_was_written(policy: str, tmp_path: Path) -> None:
-    trace = cut_in_two(policy)
+def test_trace_of_two_parts_survives_writing_and_reading(policy: str, tmp_path: Path) -> None:
+    trace = restored_once(policy)
     write_trace(trace, tmp_path / "run.jsonl")
     assert read_trace(tmp_path / "run.jsonl") == trace
 
@@ -362,12 +362,12 @@ restorations = st.builds(
 
 @settings(deadline=None)
 @given(restorations | st.builds(Missing, t=times, worker=numbers, reason=st.text(max_size=9)))
-def test_any_restoration_is_read_as_it_was_written(record: Restored | Missing) -> None:
+def test_any_restore_survives_writing_and_reading(record: Restored | Missing) -> None:
     line = msgspec.json.encode(record)
     assert msgspec.json.decode(line, type=Record) == record
 
 
-def test_a_restoration_is_no_event_and_gives_the_origin_of_its_part() -> None:
+def test_restore_is_not_an_event_and_has_the_origin_of_its_part() -> None:
     record = Restored(3.0, 7, header("sync"), 1.0, {0: 4}, [[0.5, True]])
     assert event_of(record) is None
     assert record.origin() == Origin(7, {0: 4}, [[0.5, True]])
@@ -386,7 +386,7 @@ def test_a_restoration_is_no_event_and_gives_the_origin_of_its_part() -> None:
         b'{"type":"missing","t":1.0,"worker":-1}',
     ],
 )
-def test_a_bad_line_is_told(line: bytes, tmp_path: Path) -> None:
+def test_bad_line_is_named(line: bytes, tmp_path: Path) -> None:
     head = msgspec.json.encode(header("sync"))
     path = tmp_path / "run.jsonl"
     path.write_bytes(head + b"\n" + line.replace(b"HEADER", head) + b"\n")
