@@ -1,4 +1,4 @@
-# Every target creates or updates .venv if needed. After that, everything works offline.
+# Every target creates or updates .venv if needed. After that, every target except fuzz works offline.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
