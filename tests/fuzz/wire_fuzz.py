@@ -22,8 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["paceline.run"]):
     from paceline.errors import PeerLost, ProtocolError
     from paceline.run.net import messages
-    from paceline.run.net.channel import STRANGER_LIMIT, Channel
-    from paceline.run.net.framing import FrameBuffer
+    from paceline.run.net.channel import STRANGER_LIMIT, Channel, FrameBuffer
     from paceline.run.net.handshake import Challenger
     from paceline.run.tensors.shared_region import Region
     from paceline.run.tensors.state_packing import pack, unpack

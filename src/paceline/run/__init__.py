@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The runtime: real processes and real tensors around the same core. Read `server/server.py` first."""
+"""The runtime: real processes and tensors around the same core. Start at `server/server.py`."""

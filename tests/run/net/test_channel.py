@@ -10,8 +10,7 @@ import pytest
 from message_examples import EXAMPLES
 from paceline.errors import InternalError, PeerLost, ProtocolError
 from paceline.run.net import messages
-from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT, Channel
-from paceline.run.net.framing import frame
+from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT, Channel, frame
 from paceline.run.tensors.state_spec import StateSpec
 
 FROM_WORKER = [message for message in EXAMPLES if isinstance(message, messages.FromWorker)]

@@ -14,8 +14,7 @@ from paceline.errors import PeerLost
 from paceline.run.net import channel as channel_module
 from paceline.run.net import messages
 from paceline.run.net.address import listen
-from paceline.run.net.channel import OUTBOX_BYTES, STRANGER_LIMIT, Channel
-from paceline.run.net.framing import frame
+from paceline.run.net.channel import OUTBOX_BYTES, STRANGER_LIMIT, Channel, frame
 from paceline.run.net.handshake import connect, new_token
 from paceline.run.server.listener import Listener
 

@@ -19,8 +19,7 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.net.address import listen
-from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT
-from paceline.run.net.framing import FrameBuffer, frame
+from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT, FrameBuffer, frame
 from paceline.run.net.handshake import Challenger
 from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.server.listener import Listener

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One end of a control connection: typed messages over a socket.
 
+A message travels as a frame: a length of four bytes, little-endian, and a body of that many bytes.
+A length above the limit is refused before any of the body is read.
+
 On a blocking socket (a worker's), `send` waits until the socket has taken the message. On a
 non-blocking one (the server's), `send` never waits: what the socket doesn't take immediately goes
 into a bounded outbox, which `flush` empties when the socket is writable again. So a peer that reads
@@ -20,21 +23,61 @@ from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from paceline.errors import InternalError, PeerLost, ProtocolError
-from paceline.run.net.framing import FrameBuffer, frame
 from paceline.run.net.messages import encode
 
-__all__ = ["MEMBER_LIMIT", "OUTBOX_BYTES", "STRANGER_LIMIT", "Channel"]
+__all__ = ["MEMBER_LIMIT", "OUTBOX_BYTES", "STRANGER_LIMIT", "Channel", "FrameBuffer", "frame"]
 
 STRANGER_LIMIT = 256  # bytes of a message, until the peer has proved that it knows the token
 MEMBER_LIMIT = 16 * 2**20
 OUTBOX_BYTES = MEMBER_LIMIT  # unsent bytes at which a peer counts as lost
 _READ_BYTES = 1 << 12
+_LENGTH = struct.Struct("<I")
 _FD = struct.Struct("i")
 _FDS_MAX = 4
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_MAX * _FD.size)
 _CREDENTIALS = struct.Struct("3i")
 
 T = TypeVar("T")
+
+
+def frame(body: bytes) -> bytes:
+    """Return the body as a frame."""
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameBuffer:
+    """Collects received bytes and cuts them into frames."""
+
+    def __init__(self, limit: int) -> None:
+        """Accept bodies of 1 to `limit` bytes."""
+        self.limit = limit
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes that were received."""
+        self._bytes += data
+
+    def has_frame(self) -> bool:
+        """Return whether a whole frame has been received."""
+        size = len(self._bytes)
+        return size >= _LENGTH.size and size >= _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
+
+    def next_body(self) -> bytes | None:
+        """Remove and return the body of the next frame; None if it isn't complete yet.
+
+        Raises ProtocolError if the announced length is above the limit.
+        """
+        if len(self._bytes) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        if not 0 < length <= self.limit:
+            raise ProtocolError(f"a frame must have 1 to {self.limit} bytes, got {length}")
+        end = _LENGTH.size + length
+        if len(self._bytes) < end:
+            return None
+        body = bytes(self._bytes[_LENGTH.size : end])
+        del self._bytes[:end]
+        return body
 
 
 class _Unsent(NamedTuple):

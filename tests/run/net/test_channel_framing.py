@@ -6,8 +6,7 @@ import struct
 import pytest
 
 from paceline.errors import ProtocolError
-from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT
-from paceline.run.net.framing import FrameBuffer, frame
+from paceline.run.net.channel import MEMBER_LIMIT, STRANGER_LIMIT, FrameBuffer, frame
 
 
 def test_frame_is_a_little_endian_length_and_the_body():
