@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The same training with PyTorch's `DistributedDataParallel` on Gloo, in real processes.
 
-It is in a module of its own because its processes must be able to import what they execute.
+It is in a separate module because its processes must be able to import what they execute.
 """
 
 import multiprocessing

@@ -30,7 +30,7 @@ __all__ = ["ExecutorBench"]
 
 
 class ExecutorBench:
-    """An executor, all of its parts, and workers that a test plays."""
+    """An executor, all of its parts, and workers that a test controls."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         torch.manual_seed(0)

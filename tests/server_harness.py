@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A whole run in one process, into which a test can send any peer.
+"""A whole run in one process, to which a test can connect any peer.
 
-The server runs in the thread of the test. Another thread plays two honest workers, message by
-message, and lets an intruder in between their steps: it always comes while both compute at
-version 1.
+The server runs in the thread of the test. Another thread acts as two honest workers, message by
+message, and starts an intruder between their steps, always while both compute at version 1.
 """
 
 import gc
@@ -56,7 +55,7 @@ STEPS = 3
 
 @dataclass
 class Served:
-    """What came of a run."""
+    """The outcome of a run."""
 
     failure: str
     weights: torch.Tensor
@@ -65,7 +64,7 @@ class Served:
 
 
 class Harness:
-    """A run that a test can send peers into."""
+    """A run to which a test can connect peers."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -77,12 +76,12 @@ class Harness:
         self.peers: list[RawPeer] = []
 
     def connect(self, token: str | None = TOKEN) -> RawPeer:
-        """Connect a peer: authenticated, or without a token not yet."""
+        """Connect a peer; without a token, it isn't authenticated."""
         self.peers.append(RawPeer(self.address, token))
         return self.peers[-1]
 
     def train(self, intrude: Callable[["Harness"], object]) -> None:
-        """Play two honest workers, and call `intrude` between their steps."""
+        """Act as two honest workers, and call `intrude` between their steps."""
         honest = [self.connect().join(worker, self.spec) for worker in range(2)]
         for version in range(STEPS):
             assignments = [worker.receive_assignment() for worker in honest]
@@ -105,7 +104,7 @@ def serve(
     *,
     alone: bool = False,
 ) -> Served:
-    """Serve a run while `intrude` happens to it (`alone`: and nothing else); audit its trace."""
+    """Serve a run while `intrude` runs (with `alone`, without honest workers); audit its trace."""
     harness = Harness()
     decider = Decider(parse_policy(settings.policy), settings.spec)
     store = SharedMemoryStore(harness.spec)

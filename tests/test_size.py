@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The hard column of the size budget."""
+"""Hard limits on the size of modules and functions."""
 
 import ast
 import io
@@ -23,13 +23,13 @@ every_file = pytest.mark.parametrize("name", FILES)
 
 
 def functions(tree):
-    """Every function and method, however deep."""
+    """Return every function and method, nested ones included."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 def is_docstring(node):
-    """A string that stands alone: of a module, a class, a function or a field."""
+    """Return whether the node is the docstring of a module, class, function or field."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -47,7 +47,7 @@ def lines_without_docstring(function):
 
 
 def parameters(function):
-    """How many a caller may give: `self` and `cls` are not given."""
+    """Return the number of parameters that a caller may pass, without `self` and `cls`."""
     a = function.args
     names = [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
     own = names[:1] in (["self"], ["cls"])
@@ -55,7 +55,7 @@ def parameters(function):
 
 
 def code_lines(path):
-    """Lines that are neither blank nor comment nor docstring."""
+    """Return the number of lines that aren't blank, a comment or a docstring."""
     source = path.read_text(encoding="utf-8")
     docs = {
         line
@@ -74,19 +74,19 @@ def code_lines(path):
 
 
 @every_file
-def test_a_module_fits_on_a_few_screens(name):
+def test_module_fits_on_a_few_screens(name):
     assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= MODULE_LINES
 
 
 @every_file
-def test_a_function_fits_on_a_screen(name):
+def test_function_fits_on_a_screen(name):
     tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
     sizes = {function.name: lines_without_docstring(function) for function in functions(tree)}
     assert {key: size for key, size in sizes.items() if size > FUNCTION_LINES} == {}
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("cli")])
-def test_a_function_has_few_parameters(name):
+def test_function_has_few_parameters(name):
     """The command line is exempt: there every parameter is an option."""
     tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
     limits = {"__init__": CONSTRUCTOR_PARAMETERS}
@@ -98,7 +98,7 @@ def test_a_function_has_few_parameters(name):
     assert too_many == {}
 
 
-def test_the_core_can_be_read_in_an_hour():
+def test_core_can_be_read_in_an_hour():
     core = [path for name, path in FILES.items() if Path(name).parts[0] == "core"]
     assert sum(map(code_lines, core)) <= CORE_CODE_LINES
 
@@ -113,7 +113,7 @@ def test_code_lines_are_counted_without_blank_lines_comments_and_docstrings(tmp_
     assert code_lines(path) == 4
 
 
-def test_a_docstring_and_self_do_not_count():
+def test_docstring_and_self_do_not_count():
     source = 'class A:\n def f(self, x, *, y=1, **z):\n  """Doc\n\n  long."""\n  return x\n'
     [function] = functions(ast.parse(source))
     assert (lines_without_docstring(function), parameters(function)) == (2, 3)

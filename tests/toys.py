@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A problem that trains in no time: a small network that separates two clouds of points.
+"""A problem that trains very fast: a small network that separates two clouds of points.
 
-It is a module of its own because other processes must be able to import it.
+It is in a separate module because other processes must be able to import it.
 """
 
 from collections.abc import Sequence

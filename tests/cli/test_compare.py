@@ -112,7 +112,7 @@ def test_default_rules_depend_on_the_number_of_workers(compared, workers, rules)
     assert [row[0] for row in table(out)] == ["rule", *rules]
 
 
-def test_target_that_is_never_logged_is_reported_at_once_and_at_the_end(compared, tmp_path):
+def test_target_that_is_never_logged_is_reported_immediately_and_at_the_end(compared, tmp_path):
     words = ("-w", 2, "--samples", 16, "-p", "sync", "-p", "async", "--out", tmp_path / "out")
     code, out, err = compared(*words, "--target", "acc>=0.9")
     assert code == 0, err

@@ -64,7 +64,7 @@ def test_panel_at_eighty_columns() -> None:
     ]
 
 
-def test_narrow_terminal_gives_the_bar_a_line_of_its_own() -> None:
+def test_narrow_terminal_puts_the_bar_on_a_separate_line() -> None:
     assert drawn(MOMENT, 40) == [
         "━━━━━━━━━━━━━━━━",
         "update 400 of 1,000, 14.7/s, 40.8 s left",

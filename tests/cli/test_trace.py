@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline trace show` and `paceline trace check`, also of a run that is still going on."""
+"""`paceline trace show` and `paceline trace check`, even while the run is in progress."""
 
 from pathlib import Path
 from shlex import split
@@ -109,7 +109,7 @@ def test_wrong_input_gives_one_line_and_an_exit_code(
     assert sorted(tmp_path.iterdir()) == before  # nothing was written
 
 
-# ---- a run that is still going on ----
+# ---- a run in progress ----
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_running_run_is_described_so_far(half: Path, capsys: pytest.CaptureFixtu
     words = " ".join(capsys.readouterr().out.split())
     assert "; still running at update 10 of 20." in words
     assert f"{half} is consistent so far (still running): " in words
-    with pytest.raises(TraceError, match="truncated"):  # nobody is writing it
+    with pytest.raises(TraceError, match="truncated"):  # no run is writing it
         show(half)
 
 

@@ -42,7 +42,7 @@ def test_objects_are_sorted_by_kind_in_their_order():
     ],
     ids=["number", "text", "bytes", "models", "optimizers", "scheduler", "plateau"],
 )
-def test_what_a_run_cannot_use_is_refused(given, message):
+def test_object_that_a_run_cannot_use_is_refused(given, message):
     with pytest.raises(SpecError) as caught:
         Prepared.sort(given)
     assert message in str(caught.value)

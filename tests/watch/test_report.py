@@ -83,7 +83,7 @@ def test_table_has_a_column_for_every_fate_that_occurred() -> None:
     ]
 
 
-def test_lost_gradients_have_a_column_of_their_own() -> None:
+def test_lost_gradients_have_a_separate_column() -> None:
     lines = reported(*THREE, Restored(3.0, 1, SYNC))
     assert lines[lines.index("") + 1 :][:2] == [
         "worker  accepted  lost  median  waited for",

@@ -128,7 +128,7 @@ class Unlisted(type(Path())):
         raise PermissionError
 
 
-def test_folder_that_cannot_be_listed_is_no_error(tmp_path):
+def test_folder_that_cannot_be_listed_is_not_an_error(tmp_path):
     (tmp_path / "script.py").write_text("import json\nimport beside\n")
     (tmp_path / "beside.py").touch()
     assert modules_of(tmp_path / "script.py") == ["json"]

@@ -24,12 +24,12 @@ QUIET = "def trouble(run): pass\n"
 
 
 def begun(script, folder):
-    """What is said of a run of two workers first."""
+    """Return the first line that is printed for a run of two workers."""
     return f"training {script} with 2 workers under sync; folder {folder}"
 
 
 def where(folder):
-    """What is said of a run that has come to its end."""
+    """Return the lines that are printed when a run has ended."""
     return [f"Trace: {folder}/trace.jsonl", f"Weights: {folder}/weights.pt"]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the launcher knows about its run, from the reports of a server that the test plays."""
+"""What the launcher knows about its run, from the reports of a fake server."""
 
 import secrets
 import select
@@ -146,7 +146,7 @@ def test_end_that_is_sent_right_before_the_server_exits_is_not_lost(monitor, sta
     assert monitor.retry_at is None
 
 
-def test_knowledge_outlives_the_server(monitor, start_server):
+def test_monitor_keeps_its_numbers_when_the_server_dies(monitor, start_server):
     server = start_server()
     server.greet(monitor)
     server.report(1, 8, accepted={0: 8, 1: 5}, here=(0,), left={1: 5}, is_over=True)
@@ -190,7 +190,7 @@ def test_lost_connection_is_made_again(monitor, start_server):
     assert again.receive() == Watch(1, waits=False)
 
 
-def test_server_with_another_token_is_not_believed(monitor, start_server, identity):
+def test_server_with_another_token_is_ignored(monitor, start_server, identity):
     identity.token_file.write_text(new_token())  # which only the server reads
     server = start_server()
     with pytest.raises(Exception, match="closed"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Processes that die are restarted, but not without end."""
+"""Processes that die are restarted, but only a limited number of times without progress."""
 
 import os
 

@@ -48,7 +48,7 @@ def test_accept_returns_none_if_no_client_is_waiting(listening):
     assert accept(sock) is None
 
 
-def test_tcp_connections_send_small_messages_at_once_and_notice_a_dead_host():
+def test_tcp_connections_send_small_messages_immediately_and_notice_a_dead_host():
     with listen("tcp:127.0.0.1:0") as sock:
         address = f"tcp:127.0.0.1:{sock.getsockname()[1]}"
         with dial(address) as client, accept(sock) as server:
@@ -57,7 +57,7 @@ def test_tcp_connections_send_small_messages_at_once_and_notice_a_dead_host():
                 assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
-def test_timeout_stays_in_force_after_dialing():
+def test_timeout_still_applies_after_dialing():
     address = new_address()
     with listen(address), dial(address, timeout_s=0.01) as client:
         assert client.gettimeout() == 0.01

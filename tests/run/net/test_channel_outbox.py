@@ -161,7 +161,7 @@ def test_descriptors_of_a_message_sent_in_pieces_arrive_once(pair):
     assert not theirs._fds
 
 
-def test_owner_is_told_that_the_channel_is_blocked(pair):
+def test_owner_is_notified_that_the_channel_is_blocked(pair):
     ours, theirs = pair
     blocked = []
     ours.on_blocked = lambda: blocked.append(ours)
@@ -199,11 +199,11 @@ def test_single_message_above_the_limit_is_sent(pair, monkeypatch):
         ours.send(messages.AbandonReport(1, 0.0))
 
 
-def test_outbox_has_room_for_the_longest_message():
+def test_outbox_can_hold_the_longest_message():
     assert OUTBOX_BYTES >= channel_module.MEMBER_LIMIT
 
 
-def test_sending_goes_on_after_the_outbox_was_empty(pair):
+def test_sending_continues_after_the_outbox_was_empty(pair):
     ours, theirs = pair
     for _ in range(3):
         count = fill(ours)

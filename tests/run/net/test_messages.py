@@ -36,7 +36,7 @@ def refused(decode, body):
     return str(caught.value)
 
 
-def test_every_message_has_an_example_and_a_tag_of_its_own():
+def test_every_message_has_an_example_and_a_unique_tag():
     assert {type(example) for example in EXAMPLES} == set(DECODE)
     tags = [raw(example)[0] for example in EXAMPLES]
     assert len(set(tags)) == len(tags)

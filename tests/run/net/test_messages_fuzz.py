@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Any bytes and any messages are either accepted or refused; nothing else ever happens."""
+"""Any bytes and any messages are either accepted or refused; nothing crashes."""
 
 import secrets
 import socket

@@ -473,7 +473,7 @@ def test_control_messages_keep_their_order_in_both_directions(connected):
     assert talking.result() == [messages.CancelTurn(number) for number in range(count)]
 
 
-def test_server_sees_no_news_where_there_are_none(connected):
+def test_server_receives_nothing_if_nothing_was_sent(connected):
     assert connected.connections.wait(0.0) == []
     assert list(connected.peer.receive_nowait()) == []
 
@@ -648,8 +648,8 @@ def test_memory_stays_valid_after_everything_is_closed(connected):
 # --------------------------------------------------------------------------------------- many peers
 
 
-def test_many_workers_compute_at_once(connected):
-    """Each reads the version it was sent to and delivers it times its number."""
+def test_many_workers_compute_concurrently(connected):
+    """Each worker multiplies the version it was assigned by its number, and delivers the result."""
     others = [connected.connect() for _ in range(7)]
     pairs = [(connected.peer, connected.worker), *others]
     buffers = [connected.new_version(value) for value in range(3)]

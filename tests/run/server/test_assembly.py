@@ -29,7 +29,7 @@ from strangers import RawPeer
 
 @pytest.fixture
 def identity(tmp_path):
-    """Return the identity of a server of a run that another server is just writing to."""
+    """Return the identity of a server whose run another server is writing to."""
     Settings(spec=RunSpec(workers=1, steps=3)).write(tmp_path / "spec.json")
     (tmp_path / "token").write_text(new_token())
     (tmp_path / "trace.jsonl").write_text('{"type":"header"}\n{"type":"jo')
@@ -94,7 +94,7 @@ def test_server_without_a_token_changes_nothing(identity):
 
 
 class RunOfOne:
-    """A run in a folder, whose only worker is played by a thread."""
+    """A run in a folder, with a thread as its only worker."""
 
     def __init__(self, folder):
         self.folder = folder

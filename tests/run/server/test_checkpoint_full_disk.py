@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Disks that are full, for reading only, or not there: nothing is ever half-written."""
+"""Full, read-only and missing disks never leave a half-written checkpoint or weights file."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def names(folder):
 
 
 def megabyte(version):
-    """A checkpoint of a little less than that."""
+    """Return a checkpoint of a little less than a megabyte."""
     shard = {"weights": torch.full((225_000,), float(version))}
     return Saved(version, 1, [], None, shard, {})
 
@@ -44,7 +44,7 @@ def newest(archive):
 # -------------------------------------------------------------------------------------- checkpoints
 
 
-def test_a_full_disk_leaves_the_one_before_and_says_so(tmp_path, said):
+def test_full_disk_keeps_the_previous_checkpoint_and_is_reported(tmp_path, said):
     with small_disk(tmp_path / "disk", "2m") as disk:
         archive = Archive(disk.path / "checkpoints", said.append)
         for version in (1, 2, 3):
@@ -56,14 +56,14 @@ def test_a_full_disk_leaves_the_one_before_and_says_so(tmp_path, said):
         folder = disk.path / "checkpoints"
         assert names(folder) == ["0000000001.ckpt", "0000000002.ckpt"]
         assert newest(archive) == 2
-        disk.remount("size=4m")  # there is room again
+        disk.remount("size=4m")  # there is space again
         write(archive, megabyte(4))
         assert names(folder) == ["0000000002.ckpt", "0000000004.ckpt"]
         assert newest(archive) == 4
         assert len(said) == 1
 
 
-def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(tmp_path, said):
+def test_disk_that_is_full_from_the_beginning_gets_no_partial_file(tmp_path, said):
     with small_disk(tmp_path / "disk", "512k") as disk:
         archive = Archive(disk.path / "checkpoints", said.append)
         write(archive, megabyte(1))
@@ -72,7 +72,7 @@ def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(tmp_path, said):
         assert archive.load() is None
 
 
-def test_what_a_killed_server_left_makes_room_for_the_next(tmp_path, said):
+def test_partial_file_of_a_killed_server_is_removed_before_the_next_write(tmp_path, said):
     with small_disk(tmp_path / "disk", "2m") as disk:
         folder = disk.path / "checkpoints"
         folder.mkdir()
@@ -82,7 +82,7 @@ def test_what_a_killed_server_left_makes_room_for_the_next(tmp_path, said):
         assert (names(folder), said) == (["0000000002.ckpt"], [])
 
 
-def test_a_disk_for_reading_only_is_told(tmp_path, said):
+def test_read_only_disk_is_reported(tmp_path, said):
     with small_disk(tmp_path / "disk", "4m") as disk:
         archive = Archive(disk.path / "checkpoints", said.append)
         write(archive, megabyte(1))
@@ -95,7 +95,7 @@ def test_a_disk_for_reading_only_is_told(tmp_path, said):
         assert newest(archive) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path, said):
+def test_folder_that_cannot_be_created_is_reported(tmp_path, said):
     (tmp_path / "checkpoints").write_text("a file")
     for folder, why in (
         (tmp_path / "checkpoints", "File exists"),
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, said):
         )
 
 
-def test_a_disk_that_is_full_again_and_again_leaves_what_there_was_each_time(tmp_path, said):
+def test_every_failed_write_keeps_the_previous_checkpoint(tmp_path, said):
     with small_disk(tmp_path / "disk", "1m") as disk:
         archive = Archive(disk.path / "checkpoints", said.append)
         for version in (1, 2, 2, 3):
@@ -118,8 +118,8 @@ def test_a_disk_that_is_full_again_and_again_leaves_what_there_was_each_time(tmp
         assert newest(archive) == 1
 
 
-def test_of_a_version_that_cannot_be_written_again_what_was_written_before_stays(tmp_path, said):
-    """It is the last one, with the places of workers at the end of the run."""
+def test_failed_rewrite_of_a_version_keeps_its_first_file(tmp_path, said):
+    """The last version is written again once the workers have reported their positions."""
     with small_disk(tmp_path / "disk", "2m") as disk:
         archive = Archive(disk.path / "checkpoints", said.append)
         for version in (1, 2, 2):
@@ -131,11 +131,11 @@ def test_of_a_version_that_cannot_be_written_again_what_was_written_before_stays
         assert newest(archive) == 2
 
 
-def test_an_old_one_that_cannot_be_removed_is_told_of_and_the_new_one_is_written(tmp_path, said):
+def test_new_checkpoint_is_written_even_if_an_old_file_cannot_be_removed(tmp_path, said):
     folder = tmp_path / "checkpoints"
     archive = Archive(folder, said.append)
     stubborn = [folder / "0000000001.ckpt", folder / "0000000009.partial"]
-    for path in stubborn:  # as a file is where only its owner may remove it
+    for path in stubborn:  # a folder can't be removed like a file
         path.mkdir(parents=True)
     for version in (2, 3):
         write(archive, megabyte(version))
@@ -156,7 +156,7 @@ def test_an_old_one_that_cannot_be_removed_is_told_of_and_the_new_one_is_written
 # ------------------------------------------------------------------------------------------ weights
 
 
-def test_weights_that_find_no_room_leave_those_before_as_they_were(tmp_path):
+def test_full_disk_keeps_the_previous_weights(tmp_path):
     model = nn.Linear(450, 500, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     state = gather([model], [optimizer])

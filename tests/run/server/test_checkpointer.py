@@ -138,7 +138,7 @@ def test_run_without_checkpoints_still_exports_its_result(bench):
     assert run.exported == 1
 
 
-def test_hastened_checkpoint_is_due_at_once(bench):
+def test_hastened_checkpoint_is_due_immediately(bench):
     run = bench("10")
     assert not run.checkpointer.is_overdue
     run.checkpointer.hasten()
@@ -219,7 +219,7 @@ def test_worker_that_leaves_keeps_its_previous_position(bench):
     assert run.checkpointer.position_of(0) == b"old 0"
 
 
-def test_checkpoint_without_workers_is_written_at_once(bench):
+def test_checkpoint_without_workers_is_written_immediately(bench):
     run = bench()
     run.checkpointer.save(run_at(10), (), (), 0.0)
     run.checkpointer.tick(0.0)

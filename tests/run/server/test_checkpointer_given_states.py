@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """States that scripts load into their optimizers after `prepare` survive the loss of a server.
 
-Nothing is trained: the momentum halves in each update, and so shows what was loaded and when.
+Nothing is trained: the momentum halves with each update, so it shows what was loaded and when.
 """
 
 import pytest
@@ -57,7 +57,7 @@ def _short_pauses(monkeypatch):
 @pytest.fixture
 def ends_with(launch):
     def check(beginning, at, trouble, momentum, restored, **settings):
-        """Check that with this trouble at a version the run ends with this momentum."""
+        """Check that a run with this trouble at this version ends with this momentum."""
         source = SOURCE.replace("BEGINNING", beginning).replace("AT", str(at))
         source = source.replace("TROUBLE", trouble)
         ran = launch(source, steps=STEPS, restart=True, **settings)

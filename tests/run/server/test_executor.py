@@ -75,7 +75,7 @@ def test_actions_are_performed_in_their_order(make):
     assert performed.end is None
 
 
-def test_nothing_comes_of_no_actions(make):
+def test_no_actions_have_no_results(make):
     assert make().perform() == Performed()
 
 
@@ -136,7 +136,7 @@ def test_update_returns_its_norm_and_its_scalars(make):
     assert made.apply_s > 0
 
 
-def test_contributors_are_told_how_many_they_were(make):
+def test_contributors_are_notified_of_their_number(make):
     bench = make(workers=3).join(0, 1, 2)
     bench.report(0, [1.0, 0.0])
     bench.report(1, [1.0, 0.0])
@@ -173,7 +173,7 @@ def test_gradient_is_clipped_as_torch_clips(make, limit):
     assert bench.weights == pytest.approx(plain.weight.flatten().tolist(), rel=1e-6)
 
 
-def test_clipping_factor_leaves_small_gradients_exactly_alone(make):
+def test_clipping_leaves_small_gradients_bit_for_bit_unchanged(make):
     executor = make(clip_norm=2.0).executor
     assert executor._clipping(4.0) == 1.0
     assert executor._clipping(0.0) == 1.0
@@ -221,7 +221,7 @@ def test_failing_optimizer_fails_the_run_and_the_other_actions_are_performed(mak
     assert bench.exports == 0
 
 
-def test_update_that_does_not_fit_what_was_accepted_fails_the_run(make, capsys):
+def test_update_that_does_not_match_the_accepted_gradients_fails_the_run(make, capsys):
     bench = make().join(0)
     before = bench.weights
     bench.report(0, [1.0, 2.0], samples=3)
@@ -236,7 +236,7 @@ def test_update_that_does_not_fit_what_was_accepted_fails_the_run(make, capsys):
 
 @pytest.mark.parametrize(("policy", "limit"), [("sync", 1), ("backup:1", inf)])
 def test_gradients_are_summed_early_in_the_order_of_workers_if_all_are_needed(make, policy, limit):
-    """Worker 1 still computes: a sum without it would have other bits than in another run."""
+    """Worker 1 still computes: adding the others first would change the bits of the sum."""
     bench = make(workers=3, policy=policy).join(0, 1, 2)
     decider, limits = bench.parts.decider, []
     bench.parts.shard.sum_early = lambda update, limit: limits.append((update, limit))
@@ -251,7 +251,7 @@ def test_gradients_are_summed_early_in_the_order_of_workers_if_all_are_needed(ma
 # ---------------------------------------------------------------------------------------- workers
 
 
-def test_assignment_says_everything_that_a_worker_needs(make):
+def test_assignment_has_everything_that_a_worker_needs(make):
     bench = make().join(0)
     bench.report(0, [1.0, 0.0])
     bench.perform(bench.update())
@@ -264,7 +264,7 @@ def test_assignment_says_everything_that_a_worker_needs(make):
     views = bench.workers[0].fetch(assignment)
     assert views.parameters[0][0].flatten().tolist() == bench.weights
     assert bench.peer(0).asked_at == 3.5
-    assert bench.peer(0).notice is None  # it was told
+    assert bench.peer(0).notice is None  # it was sent
 
 
 def test_assigned_version_stays_unchanged_while_its_worker_computes(make):
@@ -358,7 +358,7 @@ def test_pauses_are_printed(make, capsys):
 # ------------------------------------------------------------------------------------ checkpoints
 
 
-def test_busy_workers_are_asked_for_their_positions_at_once_and_idle_ones_later(make):
+def test_busy_workers_are_asked_for_their_positions_immediately_and_idle_ones_later(make):
     bench = make(checkpoint_every="1").join(0, 1)
     bench.assign(0, 1)
     bench.report(0, [1.0, 0.0])
@@ -415,7 +415,7 @@ def test_loaded_state_is_saved_when_no_gradient_waits_for_its_update(make):
 
 
 def test_loaded_state_is_not_saved_while_a_gradient_waits_for_its_update(make):
-    """The gradient would be lost if the run continued from there, and its position be wrong."""
+    """A run that continued from there would lose the gradient, and its position would be wrong."""
     bench = make(checkpoint_every="1000")
     bench.executor.load_optimizer_state(0, bench.optimizer.state_dict())
     bench.parts.decider.ledger.tallies[1].contributions.append(Contribution(0, 0, 1))
@@ -448,7 +448,7 @@ def test_restored_executor_continues_with_the_samples_and_options(make, capsys):
 # -------------------------------------------------------------------------------------- the end
 
 
-def test_end_is_returned_and_told_to_every_member(make, capsys):
+def test_end_is_returned_and_sent_to_every_member(make, capsys):
     bench = make(steps=1).join(0, 1)
     bench.assign(0, 1)
     bench.parts.roster.park(bench.peer(1))

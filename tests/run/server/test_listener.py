@@ -22,7 +22,7 @@ HELLO = messages.Hello(messages.PROTOCOL, bytes(32))
 
 
 class Peer:
-    """The transport end of a connection, by a test."""
+    """A fake transport end of a connection."""
 
     def __init__(self, channel):
         self.channel = channel
@@ -74,7 +74,7 @@ def test_peer_is_returned_once_it_is_authenticated(bench):
     assert bench.listener.wait(0.0) == []
 
 
-def test_messages_that_follow_the_proof_at_once_are_not_lost(bench):
+def test_messages_right_after_the_proof_are_not_lost(bench):
     client = bench.connect().send(HELLO)
     bench.listener.wait(1.0)
     client.send(prove(TOKEN, client.receive()), messages.AbandonReport(1, 0.5))
@@ -112,7 +112,7 @@ def test_wait_returns_after_its_timeout(bench):
     assert monotonic() - began >= 0.02
 
 
-def test_closed_peer_is_told_the_reason_and_never_returned_again(bench):
+def test_closed_peer_receives_the_reason_and_is_never_returned_again(bench):
     client, peer = bench.authenticate()
     client.send(messages.AbandonReport(1, 0.5))
     bench.listener.close(peer, "go away")
@@ -142,7 +142,7 @@ def test_authenticated_peer_may_be_silent_for_any_time(bench, monkeypatch):
     assert bench.listener.wait(1.0) == [peer]
 
 
-def test_oldest_unauthenticated_connection_makes_room_for_a_new_one(bench, monkeypatch):
+def test_oldest_unauthenticated_connection_is_closed_for_a_new_one(bench, monkeypatch):
     assert STRANGERS_MAX >= 64
     monkeypatch.setattr(listener_module, "STRANGERS_MAX", 3)
     clients = [bench.connect() for _ in range(5)]

@@ -63,7 +63,7 @@ def test_new_trace_replaces_an_older_one(tmp_path):
 
 
 def test_full_disk_ends_the_trace_with_a_complete_line(tmp_path, capsys):
-    """A limit on the size of files acts as the disk: it also cuts off what is written."""
+    """A limit on the size of files has the same effect as a full disk: a write is cut off."""
     path = tmp_path / "trace.jsonl"
     recorder = Recorder(path, HEADER)
     recorder.write([Joined(0.0, 0)])

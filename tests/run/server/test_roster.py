@@ -34,7 +34,7 @@ class Lobby:
     def connect(self):
         """Return the worker's and the server's end of a new connection."""
         worker_end = self.network.connect()
-        worker_end.send(messages.StateRequest("average"))  # so that the network shows its peer
+        worker_end.send(messages.StateRequest("average"))  # so that the network returns its peer
         [peer_end] = [end for end in self.network.wait(0.0) if end.has_news()]
         assert list(peer_end.receive_nowait())
         return worker_end, peer_end
@@ -127,7 +127,7 @@ def test_removed_member_stays_known_and_its_number_is_free(lobby):
     assert lobby.roster.known_count == 1
 
 
-def test_worker_that_will_never_come_is_known(lobby):
+def test_worker_that_will_never_join_is_known(lobby):
     lobby.join(0)
     lobby.roster.expect_no_more(2)
     assert [lobby.roster.is_known(worker) for worker in range(3)] == [True, False, True]
@@ -195,10 +195,10 @@ def test_notice_of_a_contributor_is_completed_with_the_count(lobby):
     assert peer.notice is None
 
 
-def test_count_of_contributors_ignores_workers_that_know_or_have_left(lobby):
+def test_count_of_contributors_ignores_workers_without_a_notice(lobby):
     _, peer = lobby.join(0)
     lobby.roster.set_fate(peer, NOTICE, 5)
-    lobby.roster.begin_turn(peer, 1.0, 0)  # it was told
+    lobby.roster.begin_turn(peer, 1.0, 0)  # the notice was sent with the assignment
     lobby.roster.count_contributors(0, 5, 3)
     assert peer.notice is None
     lobby.roster.remove(peer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The server's loop, with workers inside this process that a test plays message by message."""
+"""The server's loop, with in-process workers that a test controls message by message."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ from server_harness import checkpointer_for, serve
 
 
 class Worker:
-    """A worker that a test plays."""
+    """A worker that a test controls."""
 
     def __init__(self, network, number, spec):
         self.end = network.connect()
@@ -152,7 +152,7 @@ def test_worker_that_joins_after_the_end_is_told(stage, tmp_path):
     def play():
         first = one.worker(0).join()
         second = one.worker(1)
-        second.end.close()  # it dies as it joins; the run begins with what it has
+        second.end.close()  # it dies while it joins; the run begins without it
         first.train_to_the_end()
         ends.append(one.worker(1).join().train_to_the_end())
 
@@ -320,7 +320,7 @@ def test_run_fails_when_it_has_waited_too_long_for_workers(stage):
 
 
 class Processes:
-    """What the OS says about processes, by a test."""
+    """Fake answers of the OS about processes."""
 
     def __init__(self, monkeypatch):
         self.stopped = set()
@@ -348,7 +348,7 @@ def test_stopped_worker_leaves_and_its_next_report_brings_it_back(stage, monkeyp
         processes.stopped.add(worker.number)
         wait_until(lambda: not one.server._roster.active)
         processes.stopped.clear()
-        worker.report(assignment, value=99.0)  # void: the run has gone on without it
+        worker.report(assignment, value=99.0)  # void: the run has continued without it
         assignment = worker.receive()
         assert (assignment.turn, assignment.version) == (2, 0)
         worker.report(assignment)
@@ -394,7 +394,7 @@ def test_worker_that_was_stopped_while_idle_returns_by_itself(stage, monkeypatch
 # ----------------------------------------------------------------------------------------- memory
 
 
-def test_slot_of_a_worker_that_left_is_freed_while_the_run_goes_on(tmp_path, monkeypatch):
+def test_slot_of_a_worker_that_left_is_freed_during_the_run(tmp_path, monkeypatch):
     """Over the real listener, and without the garbage collector."""
     slots = []
     open_slot = SharedMemoryPeer.open_slot

@@ -84,7 +84,7 @@ class Bench:
         self.scale = scale
 
     def train(self, updates):
-        """Make updates; their gradients depend on their numbers only."""
+        """Make updates; a gradient depends only on the number of its update."""
         for _ in range(updates):
             number = self.shard.version + 1
             generator = torch.Generator().manual_seed(number)
@@ -286,7 +286,7 @@ def test_option_set_by_a_script_is_restored(through_a_file, scheduler):
 VALUES = [None, True, 3, 0.5, float("inf"), "max", (0.9, 0.99), ()]
 
 
-def test_option_book_is_restored(tmp_path):
+def test_option_log_is_restored(tmp_path):
     log = OptionLog()
     for number, value in enumerate(VALUES):
         log.add(OptionChange(0, 1, f"option {number}", value), version=number)

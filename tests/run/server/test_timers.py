@@ -40,7 +40,7 @@ def test_timers_are_returned_in_the_order_of_their_times(started, looks):
 
 
 def test_clock_counts_from_where_the_run_was(monkeypatch):
-    """Time stands still while a run has no server."""
+    """The clock stops while a run has no server."""
     now = 1000.0
     monkeypatch.setattr(timers_module, "monotonic", lambda: now)
     clock = RunClock(start=40.0)

@@ -109,7 +109,7 @@ def test_other_news_is_collected_for_a_moment(run, end):
     assert run.watchers.due_at == inf
 
 
-def test_nothing_is_due_if_nobody_waits(run, end):
+def test_nothing_is_due_if_no_watcher_waits(run, end):
     run.handle(WorkerJoined(0.0, 0))
     assert run.watchers.due_at == inf
     run.watchers.add(end, Watch(1, waits=False))
@@ -144,7 +144,7 @@ def test_version_of_a_departure_is_that_before_it(end):
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_run_is_deserted_if_nobody_was_here_when_it_was_stopped(run, end, leaves):
+def test_run_is_deserted_if_all_workers_had_left_when_it_was_stopped(run, end, leaves):
     run.handle(WorkerJoined(0.0, 0))
     if leaves:
         run.handle(WorkerLeft(1.0, 0, "its script ended"))
@@ -162,7 +162,7 @@ def test_end_is_reported_without_a_request(run, end):
     assert (report.request, report.ended_at, report.end_reason) == (0, 3, FINISHED)
 
 
-def test_lost_watcher_is_no_error(run, end):
+def test_lost_watcher_is_not_an_error(run, end):
     other = End()
     for each in (end, other):
         run.watchers.add(each, Watch(1, waits=True))

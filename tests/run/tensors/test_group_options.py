@@ -24,7 +24,7 @@ def optimizers():
     ]
 
 
-def test_unchanged_options_are_no_changes(optimizers):
+def test_unchanged_options_are_not_returned(optimizers):
     assert KnownOptions(optimizers).changed() == []
 
 
@@ -35,7 +35,7 @@ def test_change_is_returned_once(optimizers):
     assert known.changed() == []
 
 
-def test_option_set_by_the_server_is_no_change(optimizers):
+def test_option_set_by_the_server_is_not_a_change(optimizers):
     known = KnownOptions(optimizers)
     set_option(optimizers, OptionChange(0, 0, "lr", 0.5))
     known.read()

@@ -138,7 +138,7 @@ def test_gather_finds_every_tensor_once_and_names_it():
     ]
 
 
-def test_constants_have_a_memory_of_their_own():
+def test_constants_have_separate_memory():
     model = nn.Linear(2, 3)
     common = gather([model], [SGD([model.bias], lr=0.1)])
     section, size = lay_out_constants(common.spec)

@@ -314,7 +314,7 @@ def test_large_finite_gradients_are_stepped():
     assert float(moved.double().norm()) == pytest.approx(0.5 * 6**0.5, rel=1e-3)
 
 
-def test_decided_weights_that_do_not_fit_are_an_internal_error():
+def test_decided_weights_that_do_not_match_are_an_internal_error():
     bench = Bench()
     given = [bench.gradient(0, *grads_of(1)), bench.gradient(1, *grads_of(2), samples=3)]
     for gradient in given:
@@ -323,7 +323,7 @@ def test_decided_weights_that_do_not_fit_are_an_internal_error():
         bench.shard.reduce(decide(1, [given[0], given[1]._replace(samples=2)]))
 
 
-def test_after_an_optimizer_raised_skip_makes_a_version_to_end_with():
+def test_skip_makes_the_last_version_after_an_optimizer_raised():
     bench = Bench()
     bench.optimizer.param_groups[0]["lr"] = "a word"
     with pytest.raises(TypeError):
@@ -418,7 +418,7 @@ def test_optimizer_state_can_be_loaded_again():
     assert str(other.optimizer.state_dict()) == str(bench.optimizer.state_dict())
 
 
-def test_there_is_no_state_of_an_optimizer_that_does_not_exist():
+def test_state_of_an_unknown_optimizer_is_refused():
     bench = Bench()
     with pytest.raises(ProtocolError, match="there is no optimizer 1"):
         bench.shard.optimizer_state(1)

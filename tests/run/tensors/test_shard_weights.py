@@ -134,7 +134,7 @@ def test_applied_gradient_has_exactly_the_decided_weights_and_scales(policy, whe
 
 @pytest.mark.parametrize("policy", ["softsync:2", "async:lr=inverse"])
 def test_schedules_include_staleness_scales(policy):
-    """Or the law above would not be about scales."""
+    """Otherwise the test above would not check scales."""
     scales = {
         s for seed in range(4) for a, _, _ in run(policy, TIMES[2], seed).applied for s in a.scales
     }
@@ -179,7 +179,9 @@ def other_weights(action):
 @pytest.mark.parametrize("when", TIMES)
 @pytest.mark.parametrize("tamper", [other_samples, other_scale, other_weights])
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "softsync:2", "delayed:1"])
-def test_decision_that_does_not_fit_what_was_accepted_is_an_internal_error(policy, tamper, when):
+def test_decision_that_does_not_match_the_accepted_gradients_is_an_internal_error(
+    policy, tamper, when
+):
     cluster = Cluster.of(policy, workers=3)
     mirror = Tampering(cluster.decider.policy, when, Random(0), tamper=tamper)
     for event, actions in cluster.log:

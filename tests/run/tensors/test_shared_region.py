@@ -95,7 +95,7 @@ def test_closed_descriptor_is_not_mapped():
 
 
 def test_error_for_too_much_memory_says_how_much():
-    """So much that a real attempt to allocate it fails harmlessly."""
+    """The size is so large that a real attempt to allocate it fails harmlessly."""
     with pytest.raises(
         SpecError, match=r"^not enough shared memory for the slot: need 9223372036855 MB"
     ):

@@ -182,7 +182,7 @@ def test_slot_may_be_overwritten_after_its_gradient_was_added():
 
 
 def test_slot_is_not_kept_after_its_gradient_was_added():
-    """Or a worker that has left would occupy memory until the update is made."""
+    """Otherwise a worker that has left would occupy memory until the update is made."""
     layout = make_layout(torch.float32)
     slot = make_slot(layout, [4.0] * SIZE)
     freed = weakref.ref(slot)
@@ -244,7 +244,7 @@ def test_single_gradient_is_not_added_early():
 
 @pytest.mark.parametrize("added", [(), (0,), (1,), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("weights", [(0.5, 0.25, 0.25), (1.0, 0.0, 0.0), (0.25, 0.25, 0.5001)])
-def test_weights_that_do_not_fit_what_was_added_are_an_internal_error(added, weights):
+def test_weights_that_do_not_match_the_added_gradients_are_an_internal_error(added, weights):
     """Whether a gradient was added early or not: its ratio to the others can't change later."""
     layout = make_layout(torch.float32)
     total = WeightedSum(flats_of, lambda: new_views(layout))
@@ -337,7 +337,7 @@ def test_counters_are_those_of_the_lowest_numbered_contributor():
         gradient = make_gradient(layout, worker, 0.0)
         gradient.slot.counters[0].fill_(10 * worker)
         pending.give(gradient)
-        gradient.slot.counters[0].fill_(-1)  # the worker goes on
+        gradient.slot.counters[0].fill_(-1)  # the worker continues with its next turn
     assert [int(flat[0]) for flat in pending.counters] == [10]
 
 

@@ -58,7 +58,7 @@ operations = st.lists(
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_buffer_is_not_written_while_a_worker_reads_it(kept):
+def test_buffer_is_not_written_while_a_worker_reads_it(kept):
     @settings(unhurried, max_examples=30)
     @given(operations)
     def check(operations):
@@ -97,7 +97,7 @@ def test_one_buffer_is_enough_if_all_workers_wait_for_the_update():
     assert bench.buffer_count == 1
 
 
-def test_a_straggler_needs_one_more_buffer_however_long_it_takes():
+def test_straggler_needs_one_more_buffer_however_long_it_takes():
     bench = Bench()
     buffer = bench.shard.add_reader(7, 0)
     for _ in range(20):
@@ -106,7 +106,7 @@ def test_a_straggler_needs_one_more_buffer_however_long_it_takes():
     assert version_in(buffer) == 0.0
 
 
-def test_a_version_that_is_not_kept_has_no_buffer():
+def test_version_that_is_not_kept_has_no_buffer():
     bench = Bench(versions_kept=2)
     for _ in range(3):
         bench.update()
@@ -115,7 +115,7 @@ def test_a_version_that_is_not_kept_has_no_buffer():
         bench.shard.add_reader(0, 1)
 
 
-def test_a_version_with_a_reader_can_be_forgotten_and_its_buffer_stays():
+def test_buffer_with_a_reader_stays_unchanged_when_its_version_is_forgotten():
     bench = Bench()
     buffer = bench.shard.add_reader(0, 0)
     bench.update()

@@ -152,7 +152,7 @@ def test_dropped_batch_comes_again_before_any_new_one(fate):
     [(False, Fate.LATE, True), (True, Fate.NON_FINITE, True), (True, Fate.LATE, False)],
     ids=["no requeue", "non-finite", "not used"],
 )
-def test_batch_that_need_not_come_again_does_not(requeue, fate, backward):
+def test_batch_is_not_repeated_if_it_need_not_be(requeue, fate, backward):
     script = Script([1, 2, 3], requeue)
     assert script.next() == 1
     script.step(fate, backward)

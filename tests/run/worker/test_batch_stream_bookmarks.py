@@ -225,7 +225,7 @@ def test_evaluation_does_not_move_the_bookmark():
     assert samples(script.train([Fate.ACCEPTED] * 3)) == expected
 
 
-def test_moving_far_ahead_loads_nothing_on_the_way():
+def test_moving_far_ahead_loads_nothing_in_between():
     for kind, make in OWN.items():
         calls = []
         script = Script(make(calls))
@@ -277,7 +277,7 @@ def test_live_stream_goes_back_into_a_loop_that_was_left(kind):
 
 
 @pytest.mark.parametrize("kind", {**OTHERS, **SEEDED})
-def test_live_stream_with_a_foreign_order_continues(kind):
+def test_live_stream_with_the_scripts_order_continues(kind):
     calls = []
     fates = [Fate.ACCEPTED, Fate.ACCEPTED, Fate.LATE, Fate.ACCEPTED, Fate.ACCEPTED]
     expected = samples(Script(LOADERS[kind]()).train(fates))

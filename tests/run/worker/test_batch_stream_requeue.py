@@ -100,7 +100,7 @@ be_late(run, 4)
 
 
 def test_batch_of_a_non_finite_gradient_does_not_come_again(launch):
-    """It would be non-finite again, and its worker would never get on."""
+    """It would be non-finite again, and its worker would be stuck."""
     overflow = "loss = loss * float('inf') if x[0] == 2 else loss"
     source = LOOP.replace("HOLD", "").replace("BACKWARD", f"{overflow}\n    loss.backward()")
     ran = launch(source, workers=1, steps=4)

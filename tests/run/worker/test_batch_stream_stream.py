@@ -73,7 +73,7 @@ def test_stream_ends_with_the_last_update(launch, policy, options, updates):
         (iter(()), None),
     ],
 )
-def test_how_many_samples_an_epoch_has(loader, samples):
+def test_samples_in_an_epoch_are_counted(loader, samples):
     assert samples_in_epoch(loader) == samples
 
 
@@ -91,7 +91,7 @@ def test_how_many_samples_an_epoch_has(loader, samples):
         ([], 1),
     ],
 )
-def test_how_many_samples_a_batch_has(batch, samples):
+def test_samples_in_a_batch_are_counted(batch, samples):
     assert count_samples(batch) == samples
 
 
@@ -149,7 +149,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_order_that_a_script_brings_is_kept_and_repeated(launch, kind):
+def test_order_provided_by_the_script_is_kept_and_repeated(launch, kind):
     ran = launch(f"{DATA}{COUNTING}loader = {KEPT[kind]}\n{LOOP}", steps=3)
     assert (ran.code, ran.err) == (0, "")
     for kept in ran.kept.values():

@@ -20,7 +20,7 @@ WELCOME = messages.Welcome(workers=2, slow="", seed=0, requeue=True, averages=Fa
 
 
 class Servers:
-    """What answers each attempt to connect: None for no server, or messages to send at once."""
+    """Servers for successive attempts to connect: None for no server, or messages to send."""
 
     def __init__(self, *answers):
         self._answers = list(answers)

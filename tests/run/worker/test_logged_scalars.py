@@ -9,7 +9,7 @@ from paceline.run.worker.logged_scalars import LoggedScalars
 DROPPED = [fate for fate in Fate if fate is not Fate.ACCEPTED]
 
 
-def test_nothing_logged_is_nothing_handed_in():
+def test_nothing_is_handed_in_if_nothing_was_logged():
     assert LoggedScalars().hand_in() == {}
 
 
@@ -30,7 +30,7 @@ def test_accepted_numbers_are_handed_in_once():
 
 
 @pytest.mark.parametrize("fate", DROPPED)
-def test_numbers_of_a_dropped_gradient_go_with_the_next_one(fate):
+def test_numbers_of_a_dropped_gradient_are_sent_with_the_next_one(fate):
     scalars = LoggedScalars()
     scalars.log("accuracy", 0.5)
     scalars.hand_in()

@@ -139,7 +139,7 @@ def test_run_from_a_saved_state_equals_an_uninterrupted_one(launch, when):
     """Loading the state before and after `prepare` has the same effect."""
     slow = SETUP + "optimizer = torch.optim.Adam(model.parameters(), lr=0.5)\n"
     launch(f"WHEN = {when!r}\n{ADAM}{INTERRUPTED}", steps=3)
-    # The second script has another learning rate, but the one in the state counts.
+    # The second script has another learning rate, but the one in the state is used.
     ran = launch(f"WHEN = {when!r}\n{slow}{INTERRUPTED}", steps=3)
     expected = weights(train(ADAM, 6))
     assert_same([kept["weights"] for kept in ran.kept.values()], [expected, expected])

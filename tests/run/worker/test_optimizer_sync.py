@@ -53,19 +53,19 @@ def test_schedulers_wait_for_a_restored_server_that_is_behind(optimizers, settin
     assert rates(optimizers) == [0.0625, 8.0]
 
 
-def test_what_the_server_changes_is_no_change_of_the_script(optimizers, settings):
+def test_option_changed_by_the_server_is_not_returned_as_changed(optimizers, settings):
     settings.follow([1, 0], [OptionChange(1, 0, "lr", 0.25)])
     assert rates(optimizers) == [0.5, 0.25]
     assert settings.changed() == ()
 
 
-def test_what_the_script_changes_is_returned_once(optimizers, settings):
+def test_option_changed_by_the_script_is_returned_once(optimizers, settings):
     optimizers[1].param_groups[0]["momentum"] = 0.75
     assert settings.changed() == (OptionChange(1, 0, "momentum", 0.75),)
     assert settings.changed() == ()
 
 
-def test_options_of_a_loaded_state_are_adopted_and_no_change(optimizers, settings):
+def test_options_of_a_loaded_state_are_adopted_and_not_returned_as_changed(optimizers, settings):
     loaded = {"lr": 0.25, "momentum": 0.5, "params": [0]}
     settings.adopt(0, {"state": {}, "param_groups": [loaded]})
     group = optimizers[0].param_groups[0]

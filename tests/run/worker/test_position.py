@@ -39,7 +39,7 @@ def seed_all(seed):
 
 
 def draw():
-    """Draw from all generators, those that cache a second number included."""
+    """Draw from all generators, including those that cache a second number."""
     return (
         torch.randn(3).tolist(),
         torch.rand(()).item(),
@@ -52,7 +52,7 @@ def draw():
 
 
 def decoded(randomness):
-    """Return it as it comes back from a checkpoint."""
+    """Return the randomness as a checkpoint restores it."""
     return decode_position(encode_position(Position((), randomness))).randomness
 
 
@@ -88,7 +88,7 @@ def test_remembered_state_is_that_of_the_last_read():
 @pytest.mark.parametrize("use", [random.random, np.random.rand], ids=["random", "numpy"])
 @pytest.mark.parametrize("first_used", [0, 1, 5, 63, 64, 65, 100])
 def test_generator_that_a_script_starts_to_use_late_is_noticed(use, first_used):
-    """After 64 reads at the latest; from then on every read knows it."""
+    """It is noticed after 64 reads at most; from then on, every read includes it."""
     seed_all(4)
     generators = Generators()
     for step in range(first_used + 128):
@@ -261,7 +261,7 @@ def test_given_position_is_encoded_until_another_is_recorded():
     assert bookmarks(tracker.encode()) == (Bookmark(0, 3),)
 
 
-def test_random_numbers_are_restored_at_once_and_at_the_first_batch_only():
+def test_random_numbers_are_restored_immediately_and_at_the_first_batch_only():
     """A script may draw numbers before its loop, as it did in the first process."""
     target = position(Bookmark(0, 3), Bookmark(0, 3))
     seed_all(7)

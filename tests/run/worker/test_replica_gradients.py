@@ -173,7 +173,7 @@ SCALED = [
 
 
 @pytest.mark.parametrize("overflow_at", [-1, 2])
-def test_step_that_grad_scaler_skips_is_made_up_for(launch, overflow_at):
+def test_step_that_grad_scaler_skips_is_repeated(launch, overflow_at):
     """Worker 1 overflows once, at version 2: it sends nothing and computes again."""
     source = SGD + AUTOCAST.replace("KIND", "float16")
     lines = [line.replace("OVERFLOW_AT", str(overflow_at)) for line in SCALED]
@@ -240,9 +240,9 @@ def test_parameter_that_no_worker_used_does_not_change(launch, used):
     assert untouched == (used == "False")
 
 
-def test_parameter_without_an_optimizer_is_the_servers_everywhere(launch):
+def test_parameter_without_an_optimizer_has_the_servers_value_in_every_worker(launch):
     source = WIDE + "optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"
-    # Each process begins with other numbers, but the server's count.
+    # Each process begins with different numbers, but the server's are used.
     differ = "with torch.no_grad():\n    model[0].weight.fill_(torch.rand(()))\n"
     ran = launch(source + "torch.seed()\n" + differ + LOOP, steps=STEPS)
     first, second = (kept["weights"] for kept in ran.kept.values())

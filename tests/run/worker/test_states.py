@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The worker's state machine: every row of its tables, and nothing besides them."""
+"""The worker's state machines follow exactly the rows of their tables."""
 
 from itertools import product
 
@@ -87,7 +87,7 @@ def test_every_event_leads_where_the_table_says_and_is_refused_elsewhere(event):
 
 
 def reachable() -> set[tuple[Connection, Turn, Backward]]:
-    """Every combination of states that some sequence of legal events leads to."""
+    """Return every combination of states that legal events can lead to."""
     found = {where(WorkerState())}
     frontier = list(found)
     while frontier:
@@ -104,7 +104,7 @@ def reachable() -> set[tuple[Connection, Turn, Backward]]:
     return found
 
 
-def test_a_worker_never_computes_for_a_server_that_is_lost_or_a_run_that_has_ended():
+def test_worker_never_computes_for_a_lost_server_or_an_ended_run():
     for connection, turn, _ in reachable():
         if turn is Turn.COMPUTING:
             assert connection is Connection.JOINED
@@ -125,7 +125,7 @@ def test_from_every_reachable_state_the_run_can_end_with_an_idle_worker():
         assert state.turn is Turn.IDLE
 
 
-def test_the_end_of_a_run_is_final():
+def test_end_of_a_run_is_final():
     for before in reachable():
         if before[0] is Connection.ENDED:
             for event in WorkerEvent:
@@ -176,7 +176,7 @@ def test_every_change_of_state_is_a_row_of_the_docstring():
                     assert any((name, event.name, after.name) in rows for name in names)
 
 
-def test_a_turn_is_worthless_once_it_is_cancelled_cut_or_void():
+def test_turn_is_worthless_once_it_is_cancelled_cut_or_void():
     for turn in Turn:
         state = worker_in(Connection.JOINED, turn, Backward.OUTSIDE)
         assert state.is_worthless == (turn in WORTHLESS)

@@ -15,7 +15,7 @@ def now(monkeypatch):
     return time
 
 
-def test_without_a_delay_a_gradient_is_due_at_once(now):
+def test_without_a_delay_a_gradient_is_due_immediately(now):
     clock = TurnClock("", worker=0, seed=0)
     now[0] = 103.0
     clock.begin(asked_at=101.0)
@@ -53,7 +53,7 @@ def test_request_from_before_the_worker_joined_counts_from_the_join(now):
     assert clock.remaining_s == 9.0
 
 
-def test_delay_follows_from_the_worker_and_the_seed(now):
+def test_delay_depends_on_the_worker_and_the_seed_only(now):
     def delays(worker, seed):
         clock = TurnClock("exp:1s", worker, seed)
         found = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A real worker against a scripted server, in one thread on the in-process transport.
 
-The server answers each report with the next scripted answer, at the moment it receives the report.
-What it sends at other moments, the tests call by name.
+The server answers each report with the next scripted answer as soon as it receives the report.
+Tests call methods to make it send anything at other times.
 """
 
 import pytest
@@ -240,7 +240,7 @@ def test_end_during_a_turn_cancels_it(server):
     assert worker.last.staleness == 3
 
 
-def test_end_while_the_worker_waits_brings_the_fate_of_its_gradient(server):
+def test_end_while_the_worker_waits_includes_the_fate_of_its_gradient(server):
     server.begin()
     server.on_report = [lambda: server.end(version=1, notice=ACCEPTED)]
     server.step()
@@ -282,7 +282,7 @@ def test_turn_of_a_lost_server_is_not_reported_to_the_next_one(server):
     assert turn_of(server) is Turn.COMPUTING
 
 
-def test_worker_that_waits_rejoins_and_goes_on(server):
+def test_waiting_worker_rejoins_and_continues(server):
     server.begin()
     server.on_report = [server.die]
     server.on_join = [lambda: server.assign(1, 7)]
@@ -340,7 +340,7 @@ class FakeStream:
 # ----------------------------------------------------------------------------- states on the server
 
 
-def test_state_request_during_a_turn_leaves_the_turn_alone(server):
+def test_state_request_does_not_affect_the_current_turn(server):
     server.begin()
     server.on_request = [lambda: server.send_state({"step": 3})]
     assert server.worker.optimizer_state(0) == {"step": 3}
@@ -447,7 +447,7 @@ def test_position_at_the_end_follows_the_last_accepted_gradient(server, notice):
     assert positions(server) == [(9, (Bookmark(0, 1 if notice else 0),))]
 
 
-def test_position_wanted_at_the_end_of_an_open_turn_is_sent_at_once(server):
+def test_position_wanted_at_the_end_of_an_open_turn_is_sent_immediately(server):
     stream = FakeStream()
     server.worker.position.add(stream)
     server.begin()

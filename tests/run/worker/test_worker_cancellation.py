@@ -55,7 +55,7 @@ PACED = HELPERS + HELD.replace("BACKWARD", "run.backward(loss)")
 PLAIN = HELPERS + HELD.replace("BACKWARD", "loss.backward()")
 
 
-def test_a_backward_pass_of_no_use_is_cut_in_the_middle(launch):
+def test_backward_pass_of_a_cancelled_turn_is_cut_in_the_middle(launch):
     ran = launch(PACED, workers=2, steps=STEPS, policy="backup:1")
     assert ran.code == 0, ran.err
     assert gradients_of(ran.trace, 1)[0].fate == "cancelled"
@@ -63,7 +63,7 @@ def test_a_backward_pass_of_no_use_is_cut_in_the_middle(launch):
     assert ran.kept[0]["largest"] < 10
 
 
-def test_a_plain_backward_pass_is_finished_and_nothing_of_it_is_used(launch):
+def test_plain_backward_pass_is_finished_but_its_gradient_is_dropped(launch):
     ran = launch(PLAIN, workers=2, steps=STEPS, policy="backup:1")
     assert ran.code == 0, ran.err
     late = gradients_of(ran.trace, 1)[0]
@@ -73,7 +73,7 @@ def test_a_plain_backward_pass_is_finished_and_nothing_of_it_is_used(launch):
     assert ran.kept[0]["largest"] < 10
 
 
-def test_where_late_work_is_finished_nobody_is_cut(launch):
+def test_no_backward_pass_is_cut_if_late_workers_finish(launch):
     ran = launch(PACED, workers=2, steps=STEPS, policy="backup:1", late="finish")
     assert ran.code == 0, ran.err
     late = gradients_of(ran.trace, 1)[0]
@@ -83,7 +83,7 @@ def test_where_late_work_is_finished_nobody_is_cut(launch):
     assert ran.kept[0]["largest"] < 10
 
 
-def test_an_injected_delay_is_cut_short_when_its_gradient_is_of_no_use(launch):
+def test_injected_delay_is_cut_short_when_its_turn_is_cancelled(launch):
     trouble = """
 def trouble(run):
     if run.worker == 1:
@@ -102,14 +102,14 @@ def trouble(run):
     assert all(gradient.compute_s >= 1e-3 - ROUNDING_S for gradient in gradients_of(ran.trace, 0))
 
 
-def test_an_injected_delay_makes_a_gradient_take_as_long_as_it_says(launch):
+def test_injected_delay_makes_a_gradient_take_at_least_that_long(launch):
     trouble = "def trouble(run): pass"
     ran = launch(troubled(trouble), workers=2, steps=4, slow="1ms; worker 1 x50")
     assert ran.code == 0, ran.err
     assert all(gradient.compute_s >= 0.05 - ROUNDING_S for gradient in gradients_of(ran.trace, 1))
 
 
-def test_a_scaler_of_gradients_outlives_a_pass_that_was_cut(launch):
+def test_grad_scaler_works_after_a_backward_pass_was_cut(launch):
     source = (
         HELPERS
         + """
