@@ -22,7 +22,7 @@ from paceline.watch.words import human_seconds, percent, plural, three_digits
 
 __all__ = ["Panel", "draw"]
 
-NARROW = 64  # columns; with fewer the progress bar gets a line of its own
+NARROW = 64  # columns; with fewer, the progress bar gets a separate line
 BAR_MIN = 8  # columns
 SILENT_S = 10.0  # mention it if nothing happened for this long
 SLOWER = 1.1  # mention a worker that takes this many times the median

@@ -142,7 +142,7 @@ class RunMonitor:
             self.receive()
 
     def report_unavailable(self, reasons: Mapping[int, str]) -> bool:
-        """Tell the server which workers won't be restarted, and why; return whether it was told."""
+        """Tell the server which workers won't be restarted, and why; return whether it was sent."""
         if self._channel is None or self._authenticator is not None:
             return False
         return all(self._send(WorkerUnavailable(*item)) for item in reasons.items())

@@ -53,7 +53,7 @@ class _Memory:
         self._bytes = bytearray(size)
 
     def tensor(self, dtype: torch.dtype, count: int, offset: int) -> Tensor:
-        """Return a flat tensor on this memory, with a storage of its own."""
+        """Return a flat tensor on this memory, with its own storage."""
         if count == 0:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=offset)

@@ -158,11 +158,11 @@ class Server:
             self._lose(end, reason)
 
     def _is_done(self) -> bool:
-        """Return whether the run has ended and every worker was told, late ones included."""
+        """Return whether the run has ended and every worker knows it, including late ones."""
         if self._end is None or self._roster.active:
             return False
-        was_everybody_here = self._roster.known_count >= self._settings.spec.workers
-        is_complete = was_everybody_here and not self._watchers.is_awaited
+        have_all_joined = self._roster.known_count >= self._settings.spec.workers
+        is_complete = have_all_joined and not self._watchers.is_awaited
         if is_complete or self._connections.stop_wanted:
             return True
         return self._clock.now() > self._end.t + LINGER_S
