@@ -6,41 +6,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
 from paceline.cli import lab as verbs
 from paceline.cli import main
 from paceline.lab.data.download import Source
-from paceline.lab.experiment import QUICK_NOTICE, Experiment
-from paceline.lab.recipe import Recipe
-from paceline.lab.trial import Trial
-from toys import Clouds
-
-
-def measure(lab):
-    trials = [
-        Trial(Clouds(seed=seed), Recipe(0.1), "sync", 2, "10ms", epochs=0.2, rows=2)
-        for seed in lab.seeds
-    ]
-    results = lab.run(trials)
-    rows = [
-        {"seed": seed, "rule": "sync", "accuracy": result.last("accuracy")}
-        for seed, result in zip(lab.seeds, results, strict=True)
-    ]
-    return {"final": rows}
-
-
-def draw(tables):
-    figure = Figure()
-    figure.subplots().plot([row["seed"] for row in tables["final"]])
-    return figure
-
-
-def describe(tables):
-    return f"{len(tables['final'])} seeds, at most {max(r['accuracy'] for r in tables['final'])}."
-
-
-TOY = Experiment("toy", "Does it work?", "That it does.", measure, draw, describe)
+from paceline.lab.experiment import QUICK_NOTICE
+from toy_experiment import TOY, measure
 
 
 @pytest.fixture
