@@ -43,7 +43,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("what", STRANGERS)
-def test_unauthenticated_client_is_refused_that(unharmed, what):
+def test_unauthenticated_client_is_refused(unharmed, what):
     things, reason = STRANGERS[what]
 
     def intrude(harness):
@@ -225,7 +225,7 @@ JOINED = {
 
 
 @pytest.mark.parametrize("what", JOINED)
-def test_worker_is_disconnected_that(unharmed, what):
+def test_misbehaving_worker_is_disconnected(unharmed, what):
     make, reason = JOINED[what]
 
     def intrude(harness):

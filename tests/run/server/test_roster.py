@@ -87,7 +87,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_worker_is_refused_that_has(lobby, what):
+def test_joining_worker_is_refused(lobby, what):
     fields, reason = REFUSALS[what]
     _, first = lobby.join(0)
     with pytest.raises(ProtocolError, match=reason):
