@@ -353,6 +353,24 @@ def test_no_work_is_assigned_for_updates_after_the_last():
     assert cluster.finish == Finish(2)
 
 
+def test_run_ends_when_it_has_used_its_samples():
+    cluster = Cluster.of("sync", workers=2, samples=10)
+    for worker in (0, 1, 0):
+        cluster.arrive(worker, samples=3)
+    assert kinds(cluster.arrive(1, samples=1)) == [Accept, ApplyUpdate, Finish]
+    assert cluster.decider.ledger.samples == 10
+
+
+def test_pending_update_is_made_when_the_samples_are_used():
+    """Worker 0 has already contributed to update 2, so the run ends with that."""
+    cluster = Cluster.of("delayed:1", workers=2, samples=2)
+    for worker in (0, 0, 1):
+        cluster.arrive(worker)
+    assert (cluster.version, cluster.finish) == (1, None)
+    assert kinds(cluster.arrive(1)) == [Accept, ApplyUpdate, Finish]
+    assert cluster.version == 2
+
+
 def test_run_without_steps_does_not_end():
     cluster = Cluster.of("sync")
     cluster.run_until(20)

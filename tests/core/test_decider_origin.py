@@ -139,6 +139,13 @@ def test_restored_run_with_all_steps_made_ends_with_the_first_event(policy, vers
     assert decider.handle(WorkerJoined(2.0, 7)) == []
 
 
+@pytest.mark.parametrize("policy", POLICY_TABLE)
+def test_restored_run_with_all_samples_used_ends_with_the_first_event(policy):
+    origin = Origin(version=4, samples=10)
+    decider = Decider(parse_policy(policy), RunSpec(workers=3, samples=10), origin)
+    assert decider.handle(WorkerJoined(0.0, 0))[-1:] == [Finish(4)]
+
+
 def test_restored_run_without_an_end_has_none():
     cluster = restored("async", Origin(1000, {}))
     cluster.run_until(1010)

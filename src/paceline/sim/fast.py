@@ -208,8 +208,11 @@ def _scales(policy: Policy, staleness: Ints) -> Iterator[tuple[float, ...] | Non
         return repeat(None, len(staleness))
     scales = by_staleness[staleness]
     is_scaled = np.any(scales != 1.0, axis=1).tolist()
-    rows = zip(scales.tolist(), is_scaled, strict=True)
-    return (tuple(row) if scaled else None for row, scaled in rows)
+    flat, count = scales.ravel().tolist(), scales.shape[1]  # no nested lists: slow to collect
+    return (
+        tuple(flat[update * count : (update + 1) * count]) if scaled else None
+        for update, scaled in enumerate(is_scaled)
+    )
 
 
 def _in_order(arrival: Floats, compute_s: Floats, total: int) -> Ints:
