@@ -128,7 +128,12 @@ class Shell:
         for action in actions:
             self._perform(action)
         while self._applied:
-            self._handle(UpdateApplied(event.time, self._applied.popleft()))
+            version = self._decider.ledger.version
+            applied = UpdateApplied(event.time, self._applied.popleft())
+            if actions := self._decider.handle(applied):  # only if the rule learns from updates
+                self._records += record_event(applied, actions, version)
+                for action in actions:
+                    self._perform(action)
 
     def _perform(self, action: Action) -> None:
         match action:

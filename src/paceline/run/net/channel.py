@@ -93,6 +93,8 @@ class Channel(Generic[T]):
     def __init__(self, sock: socket.socket, decode: Callable[[bytes], T], limit: int) -> None:
         self._sock = sock
         self._decode = decode
+        self.is_local = sock.family == socket.AF_UNIX
+        """Whether the peer is on this host and descriptors can be sent to it."""
         self._frames = FrameBuffer(limit)
         self._fds: deque[int] = deque()
         self._fds_max = 0  # an unauthenticated peer may send none
@@ -105,11 +107,6 @@ class Channel(Generic[T]):
     def fileno(self) -> int:
         """Return the descriptor of the socket, for a selector."""
         return self._sock.fileno()
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the peer is on this host and descriptors can be sent to it."""
-        return self._sock.family == socket.AF_UNIX
 
     @property
     def peer_pid(self) -> int | None:
