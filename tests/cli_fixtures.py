@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import split
 from typing import NamedTuple
 
 import pytest
@@ -79,3 +80,14 @@ def one_line(answer: Answer, code: int) -> str:
     assert re.fullmatch(r"paceline: [^\n]+\n", answer.err), answer.err
     assert "Traceback" not in answer.err
     return answer.err
+
+
+def refuse_wrong_input(call: Call, folder: Path, wrong: tuple[str, int, str]) -> None:
+    """Check that a wrong command gives one line that names the cause, and writes nothing.
+
+    `wrong`: the command, its exit code, and what the line must contain.
+    """
+    before = sorted(folder.iterdir())
+    words, code, named = wrong
+    assert named in one_line(call(*split(words)), code)
+    assert sorted(folder.iterdir()) == before

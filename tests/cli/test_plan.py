@@ -3,13 +3,12 @@
 
 import re
 from pathlib import Path
-from shlex import split
 
 import msgspec
 import numpy as np
 import pytest
 
-from cli_fixtures import LATENCY, Call, one_line
+from cli_fixtures import LATENCY, Call, one_line, refuse_wrong_input
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -219,7 +218,4 @@ WRONG = {
 def test_wrong_input_gives_one_line_and_an_exit_code(
     wrong: str, call: Call, tmp_path: Path
 ) -> None:
-    before = sorted(tmp_path.iterdir())
-    words, code, named = WRONG[wrong]
-    assert named in one_line(call(*split(words)), code)
-    assert sorted(tmp_path.iterdir()) == before  # nothing was written
+    refuse_wrong_input(call, tmp_path, WRONG[wrong])

@@ -4,11 +4,10 @@
 import re
 import resource
 from pathlib import Path
-from shlex import split
 
 import pytest
 
-from cli_fixtures import LATENCY, SMALL, Call, call_script, one_line
+from cli_fixtures import LATENCY, SMALL, Call, call_script, refuse_wrong_input
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Trace
 
@@ -245,7 +244,4 @@ WRONG = {
 def test_wrong_input_gives_one_line_and_an_exit_code(
     wrong: str, call: Call, tmp_path: Path
 ) -> None:
-    before = sorted(tmp_path.iterdir())
-    words, code, named = WRONG[wrong]
-    assert named in one_line(call(*split(words)), code)
-    assert sorted(tmp_path.iterdir()) == before  # nothing was written
+    refuse_wrong_input(call, tmp_path, WRONG[wrong])

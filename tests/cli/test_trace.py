@@ -2,12 +2,11 @@
 """`paceline trace show` and `paceline trace check`, even while the run is in progress."""
 
 from pathlib import Path
-from shlex import split
 
 import msgspec
 import pytest
 
-from cli_fixtures import SMALL, Call, Simulate, one_line
+from cli_fixtures import SMALL, Call, Simulate, one_line, refuse_wrong_input
 from paceline.cli.trace import check, show
 from paceline.errors import TraceError
 from paceline.run.launch.run_folder import is_locked, lock
@@ -103,10 +102,7 @@ WRONG = {
 def test_wrong_input_gives_one_line_and_an_exit_code(
     wrong: str, call: Call, tmp_path: Path
 ) -> None:
-    before = sorted(tmp_path.iterdir())
-    words, code, named = WRONG[wrong]
-    assert named in one_line(call(*split(words)), code)
-    assert sorted(tmp_path.iterdir()) == before  # nothing was written
+    refuse_wrong_input(call, tmp_path, WRONG[wrong])
 
 
 # ---- a run in progress ----
