@@ -903,7 +903,7 @@ def test_report_of_an_update_can_make_the_next_one_due():
 
 
 def test_updates_are_reported_in_order_and_once():
-    cluster = Cluster.of("async", workers=1)
+    cluster = Cluster.of(Doubting(), workers=1)
     cluster.arrive(0)
     cluster.arrive(0)
     for update in (0, 2, 3):
@@ -922,7 +922,7 @@ def test_last_update_is_reported_after_the_end():
 
 @pytest.mark.parametrize("sq_norm", [-1.0, nan, inf])
 def test_invalid_norm_is_refused(sq_norm):
-    cluster = Cluster.of("async", workers=1)
+    cluster = Cluster.of(Doubting(), workers=1)
     with pytest.raises(ProtocolError, match="sq_norm must be >= 0 and finite"):
         cluster.decider.handle(GradientArrived(1.0, 0, 1, 0, sq_norm=sq_norm))
     cluster.arrive(0)

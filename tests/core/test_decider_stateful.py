@@ -31,6 +31,7 @@ from paceline.core.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.core.policies.sync import Sync
 from paceline.errors import ProtocolError
 
 WORKERS = range(5)  # two more than the run is started for
@@ -39,11 +40,21 @@ workers = st.sampled_from(WORKERS)
 numbers = st.integers(-2, 12)
 
 
+class Attentive(Sync):
+    """A rule that keeps the norms of all updates."""
+
+    def fresh_memory(self, spec):
+        return []
+
+    def observe_update(self, ledger, made, sq_norm):
+        ledger.memory.append((made.update, sq_norm))
+
+
 class AnyEvents(RuleBasedStateMachine):
     """Workers join, leave, fail, repeat reports and send illegal events."""
 
     @initialize(
-        policy=st.sampled_from(POLICY_TABLE),
+        policy=st.sampled_from([*POLICY_TABLE, Attentive()]),
         steps=st.none() | st.integers(1, 5),
         min_workers=st.integers(1, 3),
         joined=st.booleans(),
@@ -132,6 +143,7 @@ class AnyEvents(RuleBasedStateMachine):
     def fire_an_unknown_timer(self, beyond):
         self.refuse(TimerFired(self.cluster.now, self.cluster.decider.ledger.timer + beyond))
 
+    @precondition(lambda self: self.cluster.decider.learns_from_updates)
     @rule(update=numbers, sq_norm=st.sampled_from([None, 1.0, -1.0, nan, inf]))
     def report_an_update_that_is_not_the_next(self, update, sq_norm):
         is_next = self.cluster.unreported[:1] == [update]

@@ -76,7 +76,8 @@ class Decider:
         )
         if self.ledger.has_enough_samples:
             self.ledger.last = origin.version
-        self._learns_from_updates = type(policy).observe_update is not Policy.observe_update
+        # Shells report applied updates only to rules that learn from them.
+        self.learns_from_updates = type(policy).observe_update is not Policy.observe_update
         self._history: deque[Event] = deque(maxlen=self.HISTORY_LENGTH)
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             WorkerJoined: self._on_worker_joined,
@@ -101,8 +102,7 @@ class Decider:
         actions = handler(event)
         self.ledger.now = event.time
         self._history.append(event)
-        if self._learns_from_updates or type(event) is not UpdateApplied:
-            self._settle(actions)
+        self._settle(actions)
         return actions
 
     def would_accept(self, worker: int) -> bool:
@@ -172,7 +172,7 @@ class Decider:
         fate = self._judge(work)
         if fate is Fate.ACCEPTED:
             update = self._destination(work)
-            tally = ledger.tallies.setdefault(update, Tally())
+            tally = ledger.tally(update)
             if event.finite:
                 tally.excused.discard(worker)
                 tally.done.add(worker)
@@ -200,6 +200,8 @@ class Decider:
         return []
 
     def _on_update_applied(self, event: UpdateApplied) -> list[Action]:
+        if not self.learns_from_updates:
+            return []
         applying = self.ledger.applying
         expected = next(iter(applying), None)
         if event.update != expected:
@@ -251,7 +253,8 @@ class Decider:
         ledger, policy = self.ledger, self.policy
         if ledger.finished:
             return
-        self._pause_or_resume(actions)
+        if ledger.paused == (len(ledger.members) >= ledger.spec.min_workers):
+            self._pause_or_resume(actions)
         before = ledger.version
         while ledger.version != ledger.last and self._can_update():
             actions.append(self._make_update())
@@ -319,17 +322,19 @@ class Decider:
         samples = sum(c.samples for c in contributions)
         ledger.version = update
         ledger.samples += samples
-        ledger.tallies.setdefault(update + 1, Tally())
+        ledger.tally(update + 1)
         self._open()
         if ledger.has_enough_samples:
             self._stop()
-        made = ledger.applying[update] = ApplyUpdate(
+        made = ApplyUpdate(
             update=update,
             contributions=contributions,
             weights=tuple([c.samples / samples for c in contributions]),
             scales=tuple([c.scale for c in contributions]),
             wanted=wanted,
         )
+        if self.learns_from_updates:
+            ledger.applying[update] = made
         return made
 
     def _open(self) -> None:

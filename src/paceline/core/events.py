@@ -113,9 +113,11 @@ class TimerFired(Event):
 
 @dataclass(frozen=True, slots=True)
 class UpdateApplied(Event):
-    """The shell performed an `ApplyUpdate`. The shell reports every update once, in order.
+    """The shell performed an `ApplyUpdate`.
 
-    The time is that of the event that made the update due.
+    If the rule learns from updates, the shell reports every update once, in order. Other rules
+    ignore the reports, so the shell may leave them out. The time is that of the event that made the
+    update due.
     """
 
     update: int

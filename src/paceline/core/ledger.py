@@ -102,7 +102,10 @@ class Ledger:
     """By update; only for updates after `version`."""
 
     applying: dict[int, ApplyUpdate] = field(default_factory=dict)
-    """Updates that were made but that the shell hasn't reported as applied yet, oldest first."""
+    """Updates that were made but that the shell hasn't reported as applied yet, oldest first.
+
+    Always empty under a rule that doesn't learn from updates.
+    """
 
     joined: set[int] = field(default_factory=set)
     """Workers that have joined or are known to be missing, until the run begins; then empty."""
@@ -129,6 +132,13 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.tallies.setdefault(self.version + 1, Tally())
+
+    def tally(self, update: int) -> Tally:
+        """Return the tally of an update that isn't made yet."""
+        tally = self.tallies.get(update)
+        if tally is None:
+            tally = self.tallies[update] = Tally()
+        return tally
 
     @property
     def next_tally(self) -> Tally:

@@ -128,12 +128,7 @@ class Shell:
         for action in actions:
             self._perform(action)
         while self._applied:
-            version = self._decider.ledger.version
-            applied = UpdateApplied(event.time, self._applied.popleft())
-            if actions := self._decider.handle(applied):  # only if the rule learns from updates
-                self._records += record_event(applied, actions, version)
-                for action in actions:
-                    self._perform(action)
+            self._handle(UpdateApplied(event.time, self._applied.popleft()))
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -144,7 +139,8 @@ class Shell:
             case ApplyUpdate():
                 self._faults_since_update = 0
                 self._on_update(action.update)
-                self._applied.append(action.update)
+                if self._decider.learns_from_updates:
+                    self._applied.append(action.update)
             case StartTimer():
                 self._engine.at(action.at, self._on_timer, action.timer, priority=LAST)
             case Finish():

@@ -77,23 +77,22 @@ def record_event(
     `version` is the newest version before the event. The end of a run isn't recorded here, because
     workers may still report after it.
     """
-    if not isinstance(event, UpdateApplied):  # the `Update` record represents it
-        yield _record(event, actions, version, measured)
-    for action in actions:
-        match action:
-            case ApplyUpdate():
-                yield _update(event.time, action, made.get(action.update))
-            case Pause():
-                yield Paused(event.time, action.reason)
-            case Resume():
-                yield Resumed(event.time)
-            case _:
-                pass
+    if type(event) is GradientArrived or type(event) is WorkAbandoned:
+        yield _gradient(event, actions[0], version, measured or Measured(event.time))
+    elif type(event) is not UpdateApplied:  # the `Update` record represents it
+        yield _record(event, measured)
+    for action in actions:  # `match` would take noticeably longer, for each gradient
+        if type(action) is ApplyUpdate:
+            yield _update(event.time, action, made.get(action.update, _NOT_MEASURED))
+        elif type(action) is Pause:
+            yield Paused(event.time, action.reason)
+        elif type(action) is Resume:
+            yield Resumed(event.time)
 
 
-def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
+def _update(time: float, action: ApplyUpdate, made: Made) -> Update:
     weights, scales = action.weights, action.scales
-    made = made or _NOT_MEASURED
+    scalars = made.scalars
     return Update(
         time,
         action.update,
@@ -101,16 +100,16 @@ def _update(time: float, action: ApplyUpdate, made: Made | None) -> Update:
         action.wanted,
         made.sq_norm,
         made.apply_s,
-        {name: value if isfinite(value) else None for name, value in made.scalars.items()},
-        None if set(weights) == {1 / len(weights)} else weights,
-        None if set(scales) == {1.0} else scales,
+        {name: value if isfinite(value) else None for name, value in scalars.items()}
+        if scalars
+        else {},
+        None if weights.count(weights[0]) == len(weights) else weights,
+        None if scales.count(1.0) == len(scales) else scales,
     )
 
 
-def _record(event: Event, actions: list[Action], version: int, measured: Measured | None) -> Record:
+def _record(event: Event, measured: Measured | None) -> Record:
     match event:
-        case GradientArrived() | WorkAbandoned():
-            return _gradient(event, actions[0], version, measured or Measured(event.time, 0.0))
         case WorkerJoined():
             return Joined(event.time, event.worker)
         case WorkerLeft():

@@ -9,6 +9,7 @@ import torch
 
 from failures import LOOP, TRAINING, counts, troubled
 from paceline import cli, errors
+from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.run_folder import finished_at
 from paceline.run.launch.stop_signals import STOP_SIGNALS
 from paceline.trace.schema import FINISHED, STOPPED, Restored
@@ -203,6 +204,36 @@ def test_server_killed_after_the_last_update_is_restarted_to_end_the_run(launch,
     """The workers know of the end, but not everything is written."""
     source = troubled(QUIET) + LOST_AT_THE_END + waits
     ran = launch(source, workers=workers, steps=STEPS, restart=True)
+    check_restarted_to_end(ran)
+
+
+@pytest.fixture
+def slow_launcher(monkeypatch):
+    """Let the launcher connect only to a server that replaces a killed one."""
+    connect, on_server_exit = RunMonitor.connect, RunMonitor.on_server_exit
+    exits = []
+
+    def connect_late(self):
+        if exits:
+            connect(self)
+
+    def on_exit(self):
+        exits.append(True)
+        on_server_exit(self)
+
+    monkeypatch.setattr(RunMonitor, "connect", connect_late)
+    monkeypatch.setattr(RunMonitor, "on_server_exit", on_exit)
+
+
+def test_server_killed_before_the_launcher_connected_is_restarted_to_end_the_run(
+    launch, slow_launcher
+):
+    """The launcher doesn't know that the run is over, only that the scripts have ended."""
+    source = troubled(QUIET) + LOST_AT_THE_END
+    check_restarted_to_end(launch(source, workers=1, steps=STEPS, restart=True))
+
+
+def check_restarted_to_end(ran):
     assert ran.code == 0, ran.err
     assert messages(ran.err) == [
         "server was killed by SIGKILL; restarting in 0.5 s (attempt 1 of 5)"
@@ -218,6 +249,14 @@ def test_server_killed_after_the_last_update_is_restarted_to_end_the_run(launch,
 
 
 def test_updates_lost_after_all_scripts_ended_are_a_failure(launch):
+    check_lost_updates(launch)
+
+
+def test_updates_lost_before_the_launcher_connected_are_a_failure(launch, slow_launcher):
+    check_lost_updates(launch)
+
+
+def check_lost_updates(launch):
     """The last complete checkpoint is older than the last update."""
     lose = """
     wait_until(lambda: list((OUT / "checkpoints").glob("*5.ckpt")))

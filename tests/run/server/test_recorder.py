@@ -170,6 +170,22 @@ def test_restore_records_where_the_run_continues(trace, resumed):
     assert restored == Restored(2.75, 5, HEADER, recorder.down_s, {0: 3, 3: 7}, [1.5], resumed, 80)
 
 
+def test_continued_trace_knows_the_highest_version_unless_a_user_resumed_an_older_one(trace):
+    """What a killed server reached is to be made again; what a user abandoned isn't."""
+    recorder = Recorder(trace, HEADER, begins_anew=False)
+    recorder.write([Update(4.0, 1, (0,), 1), Update(6.0, 2, (0,), 1)])
+    recorder.restore(HEADER, Origin(1), resumed=False)
+    recorder.close()
+    restarted = Recorder(trace, HEADER, begins_anew=False)
+    assert restarted.reached == 2
+    restarted.restore(HEADER, Origin(1), resumed=True)
+    assert restarted.reached == 1
+    restarted.close()
+    again = Recorder(trace, HEADER, begins_anew=False)
+    assert again.reached == 1
+    again.close()
+
+
 @pytest.mark.parametrize("left", [b"", b'{"type":"head', b"\0" * 100])
 def test_trace_without_a_complete_header_begins_again(tmp_path, left):
     path = tmp_path / "trace.jsonl"

@@ -99,21 +99,43 @@ def test_other_news_is_collected_for_a_moment(run, end):
     run.gradient(1.0, 0)
     assert end.take().accepted == {0: 1}
     run.watchers.add(end, Watch(2, waits=True))
-    assert run.watchers.due_at == inf
+    assert run.watchers.due_at() == inf
     run.gradient(1.0 + COLLECT_S / 4, 0)
     assert end.sent == []
-    assert run.watchers.due_at == 1.0 + COLLECT_S
+    assert run.watchers.due_at() == 1.0 + COLLECT_S
     run.watchers.report(1.0 + COLLECT_S)
     report = end.take()
     assert (report.version, report.accepted) == (2, {0: 2})
-    assert run.watchers.due_at == inf
+    assert run.watchers.due_at() == inf
+
+
+def test_busy_server_reports_only_urgent_news(run, end):
+    run.watchers.add(end, Watch(0, waits=True))
+    run.decider.handle(WorkerJoined(0.0, 0))
+    run.watchers.note(WorkerJoined(0.0, 0), [], 0.0)
+    assert run.watchers.due_at(is_busy=True) == 0.0
+    run.watchers.report(0.0, is_busy=True)
+    assert end.take().here == (0,)
+    run.watchers.add(end, Watch(1, waits=True))
+    run.gradient(COLLECT_S / 2, 0)
+    assert run.watchers.due_at(is_busy=True) == inf
+    run.watchers.report(COLLECT_S, is_busy=True)
+    assert end.sent == []
+    run.watchers.report(COLLECT_S, is_busy=False)
+    assert end.take().accepted == {0: 1}
+
+
+def test_version_that_an_earlier_server_reached_is_reported(end):
+    watchers = Watchers(Run().decider.ledger, reached=5)
+    watchers.add(end, Watch(1, waits=False))
+    assert end.take().version == 5
 
 
 def test_nothing_is_due_if_no_watcher_waits(run, end):
     run.handle(WorkerJoined(0.0, 0))
-    assert run.watchers.due_at == inf
+    assert run.watchers.due_at() == inf
     run.watchers.add(end, Watch(1, waits=False))
-    assert run.watchers.due_at == inf
+    assert run.watchers.due_at() == inf
 
 
 def test_last_update_is_reported_immediately(end):

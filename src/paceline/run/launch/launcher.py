@@ -107,6 +107,10 @@ class Launcher:
     def _is_any_worker_running(self) -> bool:
         return any(worker.pid is not None for worker in self._workers)
 
+    @property
+    def _have_all_scripts_ended(self) -> bool:
+        return all(worker.pid is None and worker.code == 0 for worker in self._workers)
+
     def _start(self, server: Identity) -> None:
         spec = self._settings.spec
         self._forkserver.start()
@@ -207,12 +211,13 @@ class Launcher:
     def _may_start(self, child: Child) -> bool:
         """Return whether starting it makes sense.
 
-        After the last update, only a server does: it has to write what the run has learned.
+        After the last update, or when all scripts have ended, only a server does: it has to write
+        what the run has learned.
         """
         monitor = self._monitor
         if self._signals.count or monitor.end is not None or not self._settings.restart:
             return False
-        if monitor.is_over:
+        if monitor.is_over or self._have_all_scripts_ended:
             return child is self._server
         return not self._is_ending
 

@@ -62,10 +62,13 @@ class RunParts:
     clock: RunClock
 
 
-@dataclass
+@dataclass(slots=True)
 class Performed:
-    """The results of one event's actions."""
+    """One event whose actions are performed, and their results."""
 
+    time: float
+    version: int  # before the event
+    report: messages.GradientReport | None  # that caused the event, if one did
     made: dict[int, Made] = field(default_factory=dict)  # by update
     end: Ended | None = None  # not None iff the run has ended
 
@@ -92,7 +95,7 @@ class Executor:
         self._first = parts.shard.version  # needs no saving; -1: its state was changed since
         self._has_failed = False  # an update was made in part only
         self._is_over = False
-        self._handlers: dict[type[Action], Callable[[Any, _Context], None]] = {
+        self._handlers: dict[type[Action], Callable[[Any, Performed], None]] = {
             Accept: self._accept,
             Drop: self._drop,
             ApplyUpdate: self._apply_update,
@@ -115,15 +118,15 @@ class Executor:
 
         `version`: before the event. `report`: the report that caused the event, if any.
         """
-        context = _Context(time, version, report)
+        performed = Performed(time, version, report)
         for action in actions:
-            self._handlers[type(action)](action, context)
-        return context.performed
+            self._handlers[type(action)](action, performed)
+        return performed
 
     # -------------------------------------------------------------------------- gradients' fates
 
-    def _accept(self, action: Accept, context: "_Context") -> None:
-        report, peer = context.report, self._roster[action.worker]
+    def _accept(self, action: Accept, performed: Performed) -> None:
+        report, peer = performed.report, self._roster[action.worker]
         assert report is not None
         staleness = action.update - 1 - action.version
         notice = messages.FateNotice(Fate.ACCEPTED, action.version, staleness, 0)
@@ -139,8 +142,8 @@ class Executor:
         )
         self._shard.add(action.update, gradient)
 
-    def _drop(self, action: Drop, context: "_Context") -> None:
-        staleness = context.version - action.version
+    def _drop(self, action: Drop, performed: Performed) -> None:
+        staleness = performed.version - action.version
         notice = messages.FateNotice(action.fate, action.version, staleness, 0)
         self._roster.set_fate(self._roster[action.worker], notice, None)
         if action.fate is Fate.NON_FINITE:
@@ -149,8 +152,8 @@ class Executor:
 
     # ----------------------------------------------------------------------------------- updates
 
-    def _apply_update(self, action: ApplyUpdate, context: "_Context") -> None:
-        self._updated = context.time
+    def _apply_update(self, action: ApplyUpdate, performed: Performed) -> None:
+        self._updated = performed.time
         self._samples += sum(c.samples for c in action.contributions)
         self._failures.count_update()
         began = perf_counter()
@@ -167,11 +170,11 @@ class Executor:
             count = len(action.contributions)
             self._roster.count_contributors(contribution.worker, action.update, count)
         scalars = self._scalars.take(action.update)
-        context.performed.made[action.update] = Made(sq_norm, apply_s, scalars)
+        performed.made[action.update] = Made(sq_norm, apply_s, scalars)
         givers = inf if self._decider.policy.repeats else len(self._roster.active)
         self._progress.updated(action, givers, scalars)
-        if self._checkpointer.is_due(action.update, context.time):
-            self._save(context.time)
+        if self._checkpointer.is_due(action.update, performed.time):
+            self._save(performed.time)
 
     def _make_version(self, action: ApplyUpdate) -> float | None:
         """Make the update; return the squared norm, None if it wasn't finite."""
@@ -202,7 +205,7 @@ class Executor:
 
     # ----------------------------------------------------------------------------------- workers
 
-    def _send_params(self, action: SendParams, context: "_Context") -> None:
+    def _send_params(self, action: SendParams, performed: Performed) -> None:
         peer = self._roster[action.worker]
         self._shard.release_slot(action.worker)
         buffer = self._shard.add_reader(action.worker, action.version)
@@ -211,12 +214,12 @@ class Executor:
             version=action.version,
             buffer=buffer.number,
             steps=self._shard.steps_at(action.version),
-            asked_at=self._clock.monotonic_at(context.time),
+            asked_at=self._clock.monotonic_at(performed.time),
             options=self._options_for(peer),
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(action.worker),
         )
-        self._roster.begin_turn(peer, context.time, self._options.edition)
+        self._roster.begin_turn(peer, performed.time, self._options.edition)
         self._roster.publish(peer, assignment, buffer)
 
     def _options_for(self, peer: Peer) -> tuple[OptionChange, ...]:
@@ -232,8 +235,8 @@ class Executor:
             if self._options.add(option, version):
                 set_option(self._shard.state.optimizers, option)
 
-    def _cancel(self, action: Cancel, context: "_Context") -> None:
-        del context
+    def _cancel(self, action: Cancel, performed: Performed) -> None:
+        del performed
         peer = self._roster[action.worker]
         if self._settings.spec.late == "cancel" and peer.asked_at is not None:
             self._roster.send(peer, messages.CancelTurn(action.turn))
@@ -253,22 +256,22 @@ class Executor:
 
     # --------------------------------------------------------------------------- begin, save, end
 
-    def _resume(self, action: Resume, context: "_Context") -> None:
+    def _resume(self, action: Resume, performed: Performed) -> None:
         del action
-        self._began = context.time if self._began is None else self._began
+        self._began = performed.time if self._began is None else self._began
         self._progress.begin()
 
-    def _finish(self, action: Finish, context: "_Context") -> None:
+    def _finish(self, action: Finish, performed: Performed) -> None:
         unused = tuple(c.worker for c in action.unused)
-        end = Ended(context.time, action.version, unused, self._reason_of_end(action.version))
-        self._is_over, context.performed.end = True, end
+        end = Ended(performed.time, action.version, unused, self._reason_of_end(action.version))
+        self._is_over, performed.end = True, end
         took_s = 0.0
         if self._began is not None and self._updated is not None:
             took_s = self._updated - self._began
         self._progress.end(action.version, self._samples, took_s)
         if action.version > self._first and not self._has_failed:
             here = [peer.worker for peer in self._roster.active]
-            self._checkpointer.save_last(self._saved(), here, context.time)
+            self._checkpointer.save_last(self._saved(), here, performed.time)
         elif end.reason == FINISHED:  # an earlier server may have been killed just here
             self._checkpointer.export()
         for peer in self._roster.members:  # parked ones too: the run waits for them
@@ -322,13 +325,3 @@ class Executor:
         self._samples = saved.samples
         self._options.restore(saved.options)
         self._progress.restored(saved.version)
-
-
-@dataclass
-class _Context:
-    """What the handlers of one event's actions need."""
-
-    time: float
-    version: int  # before the event
-    report: messages.GradientReport | None
-    performed: Performed = field(default_factory=Performed)

@@ -31,6 +31,7 @@ class Recorder:
         self.time = 0.0  # of the last line
         self.began: float | None = None  # when the run began; None: it hasn't
         self.updated: float | None = None  # when the last update was made; None: none was made
+        self.reached = 0  # the highest version since the run began or a user resumed it
         self.turns: dict[int, int] = {}  # turns that each worker has had
         self.down_s = 0.0  # how long the run had no server
         self._encode = msgspec.json.Encoder().encode
@@ -67,6 +68,9 @@ class Recorder:
                 self.began = record.t
             case Update():
                 self.updated = record.t
+                self.reached = max(self.reached, record.update)
+            case Restored() if record.resumed:
+                self.reached = record.version
             case Gradient():
                 self.turns[record.worker] = max(self.turns.get(record.worker, 0), record.turn)
             case _:
@@ -74,6 +78,8 @@ class Recorder:
 
     def restore(self, header: Header, origin: Origin, resumed: bool) -> Restored:
         """Record that the run continues from here; `resumed`: because a user resumed it."""
+        if resumed:
+            self.reached = origin.version
         restored = Restored(
             t=self.time,
             version=origin.version,

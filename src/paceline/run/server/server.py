@@ -79,7 +79,7 @@ class Server:
         self._recorder = recorder
         self._checkpointer = checkpointer
         self._roster = Roster(settings, shard.state.spec)
-        self._watchers = Watchers(decider.ledger)
+        self._watchers = Watchers(decider.ledger, recorder.reached)
         self._failures = RunFailure()
         self._progress = Progress(settings)
         self._timers = Timers()
@@ -127,9 +127,9 @@ class Server:
             if monotonic() >= next_tick:
                 self._tick()
                 next_tick = monotonic() + TICK_S
-            self._wait_for_news(min(next_tick, self._watchers.due_at))
+            self._wait_for_news(min(next_tick, self._watchers.due_at(self._has_idle_work)))
             self._fire_timers()
-            self._watchers.report(monotonic())
+            self._watchers.report(monotonic(), self._has_idle_work)
             self._lose_broken()
             if self._connections.stop_wanted and not self._is_stopping:
                 self._handle(StopRequested(self._clock.now()))
@@ -146,7 +146,8 @@ class Server:
 
     def _wait_for_news(self, until: float) -> None:
         """Wait for messages until then, and receive them; if there are none, use the time."""
-        wait_s = max(0.0, min(until, self._next_timer_at()) - monotonic())
+        until = min(until, self._clock.monotonic_at(self._timers.next_at))
+        wait_s = max(0.0, until - monotonic())
         ready = self._connections.wait(min(wait_s, QUIET_S) if self._has_idle_work else wait_s)
         for peer in ready:
             self._receive(peer)
@@ -170,9 +171,6 @@ class Server:
     @property
     def _is_stopping(self) -> bool:
         return self._end is not None or self._decider.ledger.stopping
-
-    def _next_timer_at(self) -> float:
-        return self._clock.monotonic_at(self._timers.next_at)
 
     # --------------------------------------------------------------------------------- receiving
 
@@ -346,7 +344,7 @@ class Server:
         self._end = performed.end or self._end
         self._watchers.note(event, actions, monotonic())
         self._recorder.write(record_event(event, actions, version, measured, performed.made))
-        for action in actions:
+        for action in actions if self._decider.learns_from_updates else ():
             if isinstance(action, ApplyUpdate):
                 made = performed.made.get(action.update)  # None if the update failed
                 sq_norm = None if made is None else made.sq_norm
@@ -365,11 +363,13 @@ class Server:
         self._recorder.flush()
         if self._shard.size_bytes >= WORTH_SUMMING_EARLY_BYTES:
             self._executor.sum_early()
+        self._watchers.report(monotonic())
 
     def _tick(self) -> None:
         """Check what no message reports: stopped processes, patience, the trace on disk."""
         now = self._clock.now()
         self._recorder.flush()
+        self._watchers.report(monotonic())
         self._executor.save_if_overdue(now)
         self._checkpointer.tick(now)
         self._progress.tick(len(self._roster.active), self._decider.ledger.begun)

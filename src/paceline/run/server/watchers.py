@@ -3,7 +3,8 @@
 
 A watcher sends `Watch` and gets one `RunProgress` for it, either immediately or once there is news.
 So a watcher that stops reading has at most one unread report. News that the launcher acts on (a
-worker joined or left, the run is over) is reported immediately; the rest is collected for a moment.
+worker joined or left, the run is over) is reported immediately; the rest is collected for a moment,
+and until the server is idle.
 The end of the run is reported to every watcher, whether it asked or not.
 """
 
@@ -11,7 +12,15 @@ from collections import Counter
 from contextlib import suppress
 from math import inf
 
-from paceline.core.events import Accept, Action, Event, StopRequested, WorkerJoined, WorkerLeft
+from paceline.core.events import (
+    Accept,
+    Action,
+    Event,
+    GradientArrived,
+    StopRequested,
+    WorkerJoined,
+    WorkerLeft,
+)
 from paceline.core.ledger import Ledger
 from paceline.errors import PeerLost
 from paceline.run.net.messages import RunProgress, Watch
@@ -26,9 +35,11 @@ COLLECT_S = 0.1  # how long news that isn't urgent is collected
 class Watchers:
     """The connections that watch the run, and the news for them."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, reached: int = 0) -> None:
+        """`reached` is the highest version of earlier servers, which may be lost since."""
         self.is_awaited = False  # whether the launcher hasn't connected yet
         self._ledger = ledger
+        self._reached = reached
         self._ends: dict[PeerEnd, Watch | None] = {}  # None: it has no open request
         self._accepted: Counter[int] = Counter()  # gradients, by worker
         self._left: dict[int, int] = {}  # version at which each worker left
@@ -36,6 +47,7 @@ class Watchers:
         self._version = ledger.version  # at the last noted event
         self._was_over = False  # likewise
         self._due_at = inf  # when to report the news; inf: there is none
+        self._is_urgent = False  # whether some of it is
         self._reported_at = -inf
 
     def add(self, end: PeerEnd, watch: Watch) -> None:
@@ -51,9 +63,11 @@ class Watchers:
 
     def note(self, event: Event, actions: list[Action], now: float) -> None:
         """Note an event and the decisions on it; `now` is on the clock of `report`."""
-        for action in actions:
-            if type(action) is Accept:
-                self._accepted[action.worker] += 1
+        if actions and type(actions[0]) is Accept:
+            self._accepted[actions[0].worker] += 1
+        if type(event) is GradientArrived and self._ledger.version == self._version:
+            self._due_at = min(self._due_at, max(now, self._reported_at + COLLECT_S))
+            return
         is_over = self._is_over
         is_urgent = is_over and not self._was_over
         match event:
@@ -69,19 +83,23 @@ class Watchers:
             case _:
                 pass
         self._version, self._was_over = self._ledger.version, is_over
+        self._is_urgent |= is_urgent
         due_at = now if is_urgent else max(now, self._reported_at + COLLECT_S)
         self._due_at = min(self._due_at, due_at)
 
-    @property
-    def due_at(self) -> float:
-        """When to call `report`; inf: there is nothing to report."""
-        return self._due_at if any(self._ends.values()) else inf
+    def due_at(self, is_busy: bool = False) -> float:
+        """Return when to call `report`; inf: there is nothing that this server would report."""
+        waits = (is_busy and not self._is_urgent) or not any(self._ends.values())
+        return inf if waits else self._due_at
 
-    def report(self, now: float) -> None:
-        """Report the news to the watchers that wait for it, if it is due."""
-        if now < self.due_at:
+    def report(self, now: float, is_busy: bool = False) -> None:
+        """Report the news that is due to the watchers that wait for it.
+
+        A server that is busy reports only urgent news: workers wait for it.
+        """
+        if now < self.due_at(is_busy):
             return
-        self._due_at, self._reported_at = inf, now
+        self._due_at, self._reported_at, self._is_urgent = inf, now, False
         for end, watch in list(self._ends.items()):
             if watch is not None:
                 self._send(end, None)
@@ -102,7 +120,7 @@ class Watchers:
         self._ends[end] = None
         progress = RunProgress(
             request=0 if watch is None else watch.request,
-            version=self._ledger.version,
+            version=max(self._reached, self._ledger.version),
             accepted=dict(self._accepted),
             here=tuple(self._ledger.members),
             left=dict(self._left),
