@@ -163,10 +163,11 @@ def _run(settings: Settings, run_dir: Path, load: Load, is_resumed: bool) -> int
         code = launch(
             settings, run_dir, forkserver, load, _first_line(settings, run_dir, is_resumed)
         )
-    with ignoring_closed_stream(sys.stderr), ignoring_closed_stream(sys.stdout):
+    with ignoring_closed_stream(sys.stdout):
         if _size(trace) != size_before:  # otherwise nothing ran, and the trace is an older one
             load("end_of_run").print_report(trace)
             sys.stdout.flush()
+    with ignoring_closed_stream(sys.stderr):
         _print_files(run_dir, _weights(run_dir) - weights_before)
     return code
 

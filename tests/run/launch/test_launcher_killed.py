@@ -118,6 +118,19 @@ def test_closed_pipe_does_not_stop_the_run(tmp_path):
     assert "at the end: 40" in (tmp_path / "run" / "output" / "worker-0.log").read_text()
 
 
+def test_closed_stderr_does_not_change_the_exit_code(tmp_path):
+    """Nothing is printed to it between the first line and the last ones."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    words = ["run", "-w", "1", "--steps", "3", "--run-dir", str(tmp_path / "run"), str(script)]
+    with subprocess.Popen(
+        [PACELINE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as launcher:
+        launcher.stderr.readline()
+        launcher.stderr.close()
+        assert launcher.wait(PATIENCE_S) == 0
+
+
 def test_new_run_starts_while_a_killed_one_is_exiting(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
