@@ -39,9 +39,11 @@ RUN_MAY_IMPORT = {
     "worker": {"settings", "tensors", "net", "launch.environment"},
     "server": {"settings", "tensors", "net", "launch.environment", "launch.run_folder"},
     "prepare_arguments": set(),
+    "step_hooks": set(),
     "script": {
         "settings",
         "prepare_arguments",
+        "step_hooks",
         "tensors",
         "net",
         "launch",

@@ -34,11 +34,6 @@ class Prepared:
                 prepared.models.append(one)
             elif isinstance(one, Optimizer):
                 prepared.optimizers.append(one)
-            elif isinstance(one, ReduceLROnPlateau):
-                raise SpecError(
-                    "run.prepare() can't take ReduceLROnPlateau, because the learning rate must "
-                    "depend on the version only; step it in one worker (run.is_first) instead"
-                )
             elif isinstance(one, LRScheduler):
                 prepared.schedulers.append(one)
             elif _is_list_of_objects(one):
@@ -64,6 +59,11 @@ class Prepared:
         """Raise SpecError unless a server can train these."""
         if not self.optimizers:
             raise SpecError("run.prepare() needs at least one optimizer, got none")
+        if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers):
+            raise SpecError(
+                "run.prepare() can't take ReduceLROnPlateau, because the learning rate must "
+                "depend on the version only; step it in one worker (run.is_first) instead"
+            )
         for optimizer in self.optimizers:
             closure = inspect.signature(type(optimizer).step).parameters.get("closure")
             if closure is not None and closure.default is closure.empty:

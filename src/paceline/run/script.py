@@ -18,7 +18,6 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
@@ -28,11 +27,12 @@ from paceline.run.launch.run_folder import settings_of
 from paceline.run.prepare_arguments import Prepared
 from paceline.run.server.assembly import serve_run
 from paceline.run.settings import Settings
+from paceline.run.step_hooks import call_after_step
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory_limits import keep_freed_memory
 from paceline.run.worker.batch_stream import BatchStream, samples_in_epoch
 from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
-from paceline.run.worker.lr_schedulers import advance, follow
+from paceline.run.worker.lr_schedulers import follow
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import with_own_order
@@ -64,6 +64,9 @@ class Run:
 
     worker: int = 0
     """The number of this worker."""
+
+    workers: int = 1
+    """How many workers the run was started with."""
 
     version: int = 0
     """How many updates are in the parameters that this worker has."""
@@ -124,22 +127,19 @@ class Run:
 
 
 class Alone(Run):
-    """A script that was started by hand: a run of one worker in one process."""
+    """A script that was started by hand: a run of one worker in one process.
+
+    It computes bit for bit what it would without Paceline: `prepare` changes nothing.
+    """
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
-        self._schedulers = prepared.schedulers
         for optimizer in prepared.optimizers:
-            optimizer.register_step_post_hook(self._on_step)
-        for scheduler in prepared.schedulers:
-            follow(scheduler, server=False)
+            call_after_step(optimizer, self._on_step)
         return list(prepared.given)
 
-    def _on_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _on_step(self) -> None:
         self.last = Last(Fate.ACCEPTED, self.version, 0, 1, 0.0)
         self.version += 1
-        for scheduler in self._schedulers:
-            if scheduler.optimizer is optimizer:
-                advance(scheduler)
 
 
 class WorkerRun(Run):
@@ -189,6 +189,13 @@ class WorkerRun(Run):
         return self._worker
 
     # These are plain attributes of `Run`. Scripts only read them, so properties can replace them.
+
+    @property
+    def workers(self) -> int:  # type: ignore[override]
+        """How many workers the run was started with."""
+        if self._worker is None:  # a script may divide its data before it calls prepare
+            return settings_of(self._identity.run_dir).spec.workers
+        return self._worker.welcome.workers
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -286,6 +293,11 @@ class ServerRun(Run):
     def __init__(self, identity: Identity) -> None:
         super().__init__()
         self._identity = identity
+
+    @property
+    def workers(self) -> int:  # type: ignore[override] # read only, as in a worker
+        """How many workers the run was started with."""
+        return settings_of(self._identity.run_dir).spec.workers
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()

@@ -112,7 +112,13 @@ def write_run_files(run_dir: Path, settings: Settings) -> Identity:
 def settings_of(run_dir: Path) -> Settings:
     """Return the settings of the run in this folder, pending ones if there are any."""
     newer = run_dir / NEXT_SPEC
-    return Settings.read(newer if newer.exists() else run_dir / SPEC)
+    if newer.exists():
+        try:
+            return Settings.read(newer)
+        except SpecError:
+            if newer.exists():  # otherwise the server has just accepted them
+                raise
+    return Settings.read(run_dir / SPEC)
 
 
 def is_resumed(run_dir: Path) -> bool:
