@@ -77,6 +77,55 @@ def test_gan_equals_a_plain_loop(launch):
         assert_same(kept["maker_state"]["state"], names["of_maker"].state_dict()["state"])
 
 
+SHARED_GRAPH = (
+    GAN
+    + """
+judge = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.LeakyReLU(), nn.Linear(8, 1))
+of_judge = torch.optim.SGD(judge.parameters(), lr=0.1, momentum=0.9)
+
+def iteration(worker, step):
+    # As in the DCGAN example: both backward passes go through one forward pass.
+    judge.zero_grad()
+    say(judge(draw(worker, step, 3) + 2.0), 1.0).backward()
+    fake = maker(draw(worker, step, 2))
+    say(judge(fake.detach()), 0.0).backward()
+    of_judge.step()
+    maker.zero_grad()
+    say(judge(fake), 1.0).backward()
+    of_maker.step()
+"""
+)
+
+SHARED_GRAPH_LOOP = """
+run = paceline.join()
+maker, judge, of_maker, of_judge = run.prepare(maker, judge, of_maker, of_judge)
+step = 0
+while not run.finished:
+    iteration(run.worker, step)
+    step += 1
+keep(run, tensors=[t.detach().clone() for m in (maker, judge) for t in m.state_dict().values()])
+"""
+
+
+@pytest.mark.parametrize("policy", ["sync", "async"])
+def test_gan_that_uses_one_forward_pass_twice_equals_the_plain_script(launch, policy):
+    ran = launch(SHARED_GRAPH + SHARED_GRAPH_LOOP, workers=1, steps=8, policy=policy)
+    assert (ran.code, ran.err) == (0, "")
+    names = execute(SHARED_GRAPH)
+    for step in range(4):
+        names["iteration"](0, step)
+    models = (names["maker"], names["judge"])
+    expected = [t.detach() for model in models for t in model.state_dict().values()]
+    assert_same(ran.kept[0]["tensors"], expected)
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "softsync:2"])
+def test_gan_that_uses_one_forward_pass_twice_trains_with_several_workers(launch, policy):
+    ran = launch(SHARED_GRAPH + SHARED_GRAPH_LOOP, workers=3, steps=12, policy=policy)
+    assert (ran.code, ran.err) == (0, "")
+    assert all(t.isfinite().all() for t in ran.kept[0]["tensors"])
+
+
 @pytest.mark.parametrize("policy", ["backup:1", "async", "ssp:1", "softsync:2", "batchsync:2"])
 def test_gan_trains_under_every_policy(launch, policy):
     """Policies that mix versions mix optimizers, too, even in one update."""

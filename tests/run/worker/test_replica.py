@@ -89,6 +89,19 @@ def test_collected_gradient_is_what_a_plain_model_computes(stage):
     assert sq_norm == pytest.approx(sum(g.square().sum().item() for g in grads), rel=1e-4)
 
 
+@pytest.mark.parametrize("stage", [True, False])
+def test_graph_from_before_a_load_can_still_be_used(stage):
+    """Batch norm saves its buffers for the backward pass, and autograd checks for changes."""
+    bench = Bench(stage)
+    bench.replica.load(bench.buffers[0])
+    bench.optimizer.zero_grad()
+    loss = bench.model[:3](torch.ones(6, 4)).square().mean()
+    editions = [buffer._version for buffer in bench.model.buffers()]
+    bench.replica.load(bench.buffers[0])
+    assert [buffer._version for buffer in bench.model.buffers()] == editions
+    loss.backward()
+
+
 def test_only_pointed_parameters_change_their_address():
     for stage in (True, False):
         bench = Bench(stage)

@@ -62,7 +62,7 @@ class Replica:
     def load_constants(self, constants: Sequence[Tensor]) -> None:
         """Load the parameters that no optimizer steps; they never change."""
         for own, value in zip(self._state.constants, constants, strict=True):
-            own.copy_(value)
+            own.data.copy_(value)
 
     def set_slot(self, slot: Views) -> None:
         """Move gradients to this slot from now on."""
@@ -78,10 +78,8 @@ class Replica:
             self._addresses = [[p.data_ptr() for p in own] for own in self._state.parameters]
         else:
             self._copy_from(views)
-        if views.buffers:
-            torch._foreach_copy_(_tensors_in(self._buffers), views.buffers)
-        if views.counters:
-            torch._foreach_copy_(_tensors_in(self._counters), views.counters)
+        _copy_unnoticed(views.buffers, self._buffers)
+        _copy_unnoticed(views.counters, self._counters)
 
     @torch.no_grad()
     def load_again(self) -> None:
@@ -109,7 +107,7 @@ class Replica:
 
     def _copy_from(self, views: Views) -> None:
         for i, j, parameter in self._copied:
-            parameter.copy_(views.parameters[i][j])
+            parameter.data.copy_(views.parameters[i][j])
 
     def fill_gaps(self) -> None:
         """Give every parameter without a gradient one of zeros, for scripts that read it."""
@@ -264,6 +262,17 @@ def _entries_of(buffers: Sequence[Tensor], models: Iterable[nn.Module]) -> list[
 
 def _tensors_in(entries: list[BufferEntry]) -> list[Tensor]:
     return [own[name] for own, name in entries]  # type: ignore[misc] # none of them is None
+
+
+def _copy_unnoticed(values: Sequence[Tensor], entries: list[BufferEntry]) -> None:
+    """Copy the values into the buffers, and leave torch's counts of their changes as they are.
+
+    A graph of an earlier forward pass may still need its backward pass, as the generator's does
+    after the step of the discriminator. Autograd refuses it if a count has changed, although batch
+    norm computes its gradient from the batch, not from the buffers.
+    """
+    if values:
+        torch._foreach_copy_([buffer.data for buffer in _tensors_in(entries)], list(values))
 
 
 def _has_nan(flats: list[Tensor]) -> bool:
