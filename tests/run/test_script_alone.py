@@ -47,7 +47,7 @@ SCRIPTS = {
         SGD,
         "S.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)",
         "",
-        "scheduler.step(loss)",
+        "scheduler.step(loss.item())",
     ),
     "closure": (
         "optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)",

@@ -92,10 +92,49 @@ def test_losing_the_server_is_not_a_failure_of_the_script(group):
     assert (child.code, child.failure) == (PeerLost.exit_code, "")
 
 
-def test_segmentation_fault_of_a_worker_hints_at_its_cause(group):
+def test_segmentation_fault_of_a_worker_names_the_line_and_its_likely_cause(group, capsys):
     worker = group.start("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     group.wait()
-    assert worker.exit_text.startswith("was killed by SIGSEGV; its script may have written to the")
+    assert worker.is_broken
+    assert worker.exit_text.startswith(
+        "was killed by SIGSEGV at script.py:2 (`os.kill(os.getpid(), signal.SIGSEGV)`); a worker's "
+        "parameters are read-only"
+    )
+    assert capsys.readouterr().err == "", "the launcher says what happened"
+    saved = (group.folder / "output" / "worker-0.log").read_text()
+    assert 'script.py", line 2 in <module>' in saved
+
+
+def test_other_crash_of_a_worker_shows_what_the_fault_handler_wrote(group, capsys):
+    worker = group.start("import os\nos.abort()")
+    group.wait()
+    assert (worker.is_broken, worker.exit_text) == (False, "was killed by SIGABRT")
+    err = capsys.readouterr().err
+    assert err.startswith("worker 0  | Fatal Python error: Aborted\n")
+    assert 'script.py", line 2 in <module>' in err
+
+
+def test_crash_of_a_process_that_the_script_forked_is_not_the_workers(group, capsys):
+    source = """
+import os, signal
+pid = os.fork()
+if not pid:
+    os.kill(os.getpid(), signal.SIGSEGV)
+os.waitpid(pid, 0)
+"""
+    worker = group.start(source)
+    group.wait()
+    assert (worker.is_broken, worker.code) == (False, 0)
+    assert "Fatal Python error: Segmentation fault" in capsys.readouterr().err
+
+
+def test_processes_can_be_killed_silently(group, capsys):
+    child = group.start("import signal\nsignal.pause()")
+    group.processes.kill_silently([child])
+    group.wait()
+    assert child.is_killed
+    group.processes.kill_silently([child])
+    assert capsys.readouterr().err == ""
 
 
 def test_killed_process_takes_what_its_script_started_with_it(group, tmp_path, capsys):

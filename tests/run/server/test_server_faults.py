@@ -243,21 +243,6 @@ def trouble(run):
     assert "accepted" not in {gradient.fate for gradient in ran.trace.gradients()}
 
 
-def test_writing_to_a_parameter_kills_that_worker_only_and_the_launcher_explains_it(launch):
-    trouble = """
-def trouble(run):
-    if run.worker == 1 and run.version == 4:
-        model[0].weight.data.clamp_(-1, 1)
-"""
-    ran = launch(troubled(trouble), workers=3, steps=STEPS)
-    assert ran.code == 0
-    assert (
-        "worker 1 was killed by SIGSEGV; its script may have written to the parameters" in ran.err
-    )
-    assert "in trouble" in ran.err  # Python's fault handler names the line that wrote
-    assert counts(ran.trace) == [3] * 4 + [2] * (STEPS - 4)
-
-
 def test_versions_after_a_failed_update_are_not_saved(launch):
     """Under this rule another update is pending then, and is made."""
     trouble = """

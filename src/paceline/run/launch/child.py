@@ -50,7 +50,7 @@ class ChildPipes(msgspec.Struct, frozen=True):
 
     out: int
     err: int
-    failure: int  # for the text of the exception that ended its script
+    failure: int  # for the exception that ended its script, or what the fault handler writes
 
 
 def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
@@ -78,7 +78,8 @@ def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     os.set_inheritable(pipes.failure, False)
     assert isinstance(sys.stdout, TextIOWrapper)  # nothing has replaced it yet
     sys.stdout.reconfigure(line_buffering=True)
-    faulthandler.enable()  # names the line that wrote to the read-only parameters
+    faulthandler.enable(pipes.failure)  # names the line that wrote to the read-only parameters
+    os.register_at_fork(after_in_child=faulthandler.enable)  # not for processes of the script
     os.chdir(task.folder)
     who = identity(task.variables)
     assert who is not None
@@ -97,7 +98,7 @@ def _execute(task: Task, failure: int) -> int:
         return _code_of(exit_)
     except BaseException as error:
         sys.stdout.flush()
-        with open(failure, "wb") as pipe:
+        with open(failure, "wb", closefd=False) as pipe:  # the fault handler still needs it
             pipe.write(_text_of(error, task.script).encode(errors="replace") + END_OF_FAILURE)
         return error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
     return 0

@@ -60,6 +60,7 @@ class Launcher:
         )  # workers whose scripts ended; a line may be printed for them
         self._is_ending = False  # nothing is restarted from now on
         self._has_given_up = False  # all workers are gone before the end
+        self._is_broken = False  # because the script crashes
         self._stop_server_at: float | None = None  # not None iff no worker is left to serve
         self._is_server_stopped = False  # it was sent SIGTERM
         self._is_server_lost_late = False  # it died after the last update, which workers know of
@@ -171,9 +172,11 @@ class Launcher:
         if worker.code == 0:
             self._mark_unavailable(worker, "its script ended")
             self._completed.add(worker.who.worker)
-        elif not worker.is_killed:
+        elif not worker.is_killed and not self._is_broken:
             self._monitor.refresh()  # its last gradients may not be reported yet
-            if not self._may_start(worker) or self._all_failed_alike():
+            if worker.is_broken and not self._monitor.is_over:
+                self._end_broken(worker)
+            elif not self._may_start(worker) or self._all_failed_alike():
                 self._output.say(f"{worker.name} {worker.exit_text}")
                 self._mark_unavailable(worker, worker.exit_text)
             else:
@@ -287,6 +290,15 @@ class Launcher:
         failures = {worker.failure for worker in self._workers}
         return len(failures) == 1 and failures != {""}
 
+    def _end_broken(self, worker: Child) -> None:
+        """End the run, because its script would crash in every worker, again and again."""
+        self._output.say(f"{worker.name} {worker.exit_text}; ending the run")
+        self._has_given_up = self._is_broken = True
+        self._stop_restarting()
+        self._processes.kill_silently(self._workers)
+        self._stop_server_at = monotonic() + READY_S
+        self._stop_idle_server()
+
     def _end_if_no_worker_is_left(self) -> None:
         if self._is_any_worker_running:
             return
@@ -314,8 +326,12 @@ class Launcher:
         if self._stop_server_at is None or self._is_server_stopped or self._server is None:
             return
         if self._monitor.is_serving or monotonic() >= self._stop_server_at:
-            self._server.signal(signal.SIGTERM)
             self._is_server_stopped = True
+            self._monitor.refresh()
+            if self._is_broken and not self._monitor.version:  # there is nothing to save
+                self._processes.kill_silently([self._server])
+            else:
+                self._server.signal(signal.SIGTERM)
 
     def _kill_remaining(self) -> None:
         until = monotonic() + GRACE_S

@@ -34,6 +34,8 @@ def outcome(
 ) -> Outcome:
     """Return the exit code of a run that wasn't interrupted, and the reason."""
     code, end = _failure_code(server, workers), monitor.end
+    if not monitor.is_finished and any(worker.is_broken for worker in workers):
+        code = code or PacelineError.exit_code
     if code:
         return Outcome(code, _failed_despite_goal(workers, code) if monitor.is_finished else "")
     if not monitor.was_served:

@@ -144,6 +144,7 @@ class Output:
         self._streams: dict[str, list[OutputStream]] = {}
         self._first: dict[str, str] = {}  # failures that were shown, and the process that had each
         self._failures: dict[str, Failure] = {}  # of processes that haven't exited yet
+        self._faults: dict[str, bytes] = {}  # likewise: what the fault handler wrote
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
@@ -159,6 +160,7 @@ class Output:
                 os.close(fd)
             raise
         self._failures.pop(name, None)
+        self._faults.pop(name, None)
         for (fd, _), to in zip(pairs, (sys.stdout, sys.stderr, None), strict=True):
             os.set_blocking(fd, False)
             stream = OutputStream(name, fd, to)
@@ -188,7 +190,7 @@ class Output:
             bar = stream.bar
             if stream.to is not None and bar and bar != stream.bar_shown and now >= stream.bar_due:
                 stream.bar_due, stream.bar_shown = now + BAR_S, bar
-                self._show(stream, stream.to, [bar])
+                self._show(stream.name, stream.to, [bar])
 
     def drain(self, name: str) -> Failure | None:
         """Pass on the rest of the output of a process that exited; return its failure."""
@@ -196,6 +198,16 @@ class Output:
             while self.read(stream):
                 pass
         return self._failures.pop(name, None)
+
+    def take_fault(self, name: str, shows: bool) -> str:
+        """Return what the fault handler of a process that exited wrote; show it if `shows`."""
+        report = self._faults.pop(name, b"")
+        if report:
+            lines = report.rstrip(b"\n").split(b"\n")
+            self._save(name, lines)
+            if shows:
+                self._show(name, sys.stderr, lines)
+        return report.decode(errors="replace")
 
     def close(self) -> None:
         """Close all pipes and files; later output is lost."""
@@ -212,7 +224,9 @@ class Output:
     def _read_failure(self, stream: OutputStream, data: bytes) -> None:
         stream.rest += data
         if not stream.rest.endswith(END_OF_FAILURE):
+            self._faults[stream.name] = stream.rest  # unless the rest of an exception follows
             return
+        self._faults.pop(stream.name, None)
         failure, stream.rest = stream.rest.removesuffix(END_OF_FAILURE), b""
         lines = failure.rstrip(b"\n").split(b"\n")
         text = failure.decode(errors="replace")
@@ -220,16 +234,16 @@ class Output:
         self._save(stream.name, lines)
         if text not in self._first:
             self._first[text] = stream.name
-            self._show(stream, sys.stderr, lines)
+            self._show(stream.name, sys.stderr, lines)
 
     def _pass_on(self, stream: OutputStream, to: TextIO, data: bytes) -> None:
         lines = _split(stream, data)
-        self._show(stream, to, lines.shown)
+        self._show(stream.name, to, lines.shown)
         self._save(stream.name, lines.saved)
 
-    def _show(self, stream: OutputStream, to: TextIO, lines: list[bytes]) -> None:
+    def _show(self, name: str, to: TextIO, lines: list[bytes]) -> None:
         for line in lines:
-            self._screen.line(f"{stream.name:9} | {line.decode(errors='replace')}", to)
+            self._screen.line(f"{name:9} | {line.decode(errors='replace')}", to)
 
     def _save(self, name: str, lines: list[bytes]) -> None:
         """Append the lines to the process's own file; a full disk doesn't stop the run."""

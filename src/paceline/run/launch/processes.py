@@ -6,12 +6,15 @@ The launcher decides which process is started, and when.
 
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.child import Task
 from paceline.run.launch.environment import Identity, variables
+from paceline.run.launch.fault_report import faulting_line
 from paceline.run.launch.forkserver import ForkServer, describe_exit
 from paceline.run.launch.output import Failure, Output
 from paceline.run.launch.restarts import RestartBackoff
@@ -34,6 +37,7 @@ class Child:
     failure: str = ""  # why the script failed the last time; "": it didn't
     start_at: float | None = None  # when it will be restarted; None: it won't
     is_killed: bool = False  # by the launcher
+    is_broken: bool = False  # it is a worker whose script caused a segmentation fault
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it is running."""
@@ -87,25 +91,49 @@ class Processes:
                 continue
             failure = self._output.drain(child.name)
             child.pid, child.code = None, exited.code
+            child.is_broken = -exited.code == signal.SIGSEGV and child.who.worker is not None
+            report = self._output.take_fault(child.name, shows=not child.is_broken)
             child.exit_text = _exit_text(child, failure)
+            if child.is_broken:
+                child.exit_text += self._explain_fault(report)
             # Losing the server is not a failure of the script: the server may be back soon.
             is_own = exited.code > 0 and exited.code != PeerLost.exit_code
             child.failure = (failure.text if failure else child.exit_text) if is_own else ""
             found.append(child)
         return found
 
+    def _explain_fault(self, report: str) -> str:
+        """Return what follows "was killed by SIGSEGV" for a worker."""
+        line = faulting_line(report, Path(self._settings.script).parent)
+        return (
+            f"{f' at {line}' if line else ''}; a worker's parameters are read-only, so a script "
+            "can't change them in place: do that in a function that you pass to "
+            "optimizer.register_step_post_hook() before run.prepare(); it runs on the server after "
+            "each step"
+        )
+
     def kill(self) -> None:
         """Kill all running processes, and say so."""
+        self._kill(self._running.values())
         for child in self._running.values():
+            if not child.is_killed:
+                child.is_killed = True
+                self._output.say(f"{child.name} was still running and was killed")
+
+    def kill_silently(self, children: Iterable[Child]) -> None:
+        """Kill those of these processes that are running."""
+        running = [child for child in children if child.pid is not None]
+        self._kill(running)
+        for child in running:
+            child.is_killed = True
+
+    def _kill(self, children: Iterable[Child]) -> None:
+        for child in children:
             assert child.pid is not None
             with suppress(ProcessLookupError, PermissionError):
                 # The group includes what its script started; it may not be a group leader yet.
                 os.killpg(child.pid, signal.SIGKILL)
             child.signal(signal.SIGKILL)
-        for child in self._running.values():
-            if not child.is_killed:
-                child.is_killed = True
-                self._output.say(f"{child.name} was still running and was killed")
 
     def forget(self) -> None:
         """Forget all processes, because the OS killed them."""
@@ -116,10 +144,4 @@ def _exit_text(child: Child, failure: Failure | None) -> str:
     if failure is not None and failure.same_as and child.code > 0:
         before = "before" if failure.same_as == child.name else failure.same_as
         return f"failed in the same way as {before}"
-    text = describe_exit(child.code)
-    if -child.code == signal.SIGSEGV and child.who.worker is not None:
-        text += (
-            "; its script may have written to the parameters, which are read-only in a worker: see "
-            "the traceback above, and change parameters in an optimizer of your own instead"
-        )
-    return text
+    return describe_exit(child.code)
