@@ -22,6 +22,7 @@ ABOUT_THE_PROJECT = {
     "test_layers.py",
     "test_mirror.py",
     "test_packaging.py",
+    "test_scripts.py",
     "test_size.py",
 }
 """Tests of the project as a whole, which mirror no module."""
