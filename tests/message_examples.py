@@ -47,6 +47,8 @@ EXAMPLES = [
     messages.SlotShared(),
     messages.BufferShared(1),
     messages.Watch(4, True),
+    messages.StopRun(),
+    messages.ScriptEnded(),
     messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
 ]
 """One of each message."""

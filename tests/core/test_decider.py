@@ -406,6 +406,14 @@ def test_pending_update_is_made_before_the_end():
     assert kinds(cluster.arrive(1)) == [Accept, ApplyUpdate, Finish]
 
 
+def test_stop_at_once_ends_the_run_without_the_pending_update():
+    cluster = Cluster.of("sync", workers=2)
+    cluster.run_until(3)
+    cluster.arrive(0)
+    stop = StopRequested(cluster.now, at_once=True)
+    assert cluster.handle(stop) == [Cancel(1, 4), Finish(3, (Contribution(0, 3, 1),))]
+
+
 def test_work_for_a_pending_update_continues_after_a_stop():
     cluster = Cluster.of("softsync:4", workers=1)
     cluster.arrive(0)

@@ -162,7 +162,7 @@ records: st.SearchStrategy[Record] = st.one_of(
         scales=st.none() | st.lists(amounts).map(tuple),
     ),
     st.builds(Timer, times, numbers),
-    st.builds(Stopped, times),
+    st.builds(Stopped, times, st.booleans()),
     st.builds(Paused, times, texts),
     st.builds(Resumed, times),
     st.builds(Ended, times, numbers, workers, texts),

@@ -55,6 +55,13 @@ def test_run_that_all_workers_left_says_so() -> None:
     assert first.endswith("; stopped at update 3 of 1,000.")
 
 
+def test_run_that_ended_with_the_script_of_worker_0_says_so() -> None:
+    header = Header(source="run", policy="sync", workers=2, steps=1000)
+    end = [Stopped(5.0, at_once=True), Ended(5.0, 3, reason="stopped")]
+    first = reported(*THREE, *end, header=header)[0]
+    assert first.endswith("; stopped at update 3 of 1,000: the script of worker 0 had ended.")
+
+
 def test_incomplete_trace_is_reported_as_such() -> None:
     assert reported(*THREE)[0].endswith("; the trace breaks off at update 3 of 3.")
 

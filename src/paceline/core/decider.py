@@ -212,15 +212,14 @@ class Decider:
         return []
 
     def _on_stop_requested(self, event: StopRequested) -> list[Action]:
-        del event
-        self._stop()
+        self._stop(event.at_once)
         return []
 
-    def _stop(self) -> None:
-        """End the run with the last update that has a contribution already."""
+    def _stop(self, at_once: bool = False) -> None:
+        """End the run with the last update that has a contribution already, or the newest."""
         ledger = self.ledger
         pending = [update for update, tally in ledger.tallies.items() if tally.contributions]
-        last = max(pending, default=ledger.version)
+        last = ledger.version if at_once else max(pending, default=ledger.version)
         ledger.last = last if ledger.last is None else min(last, ledger.last)
         ledger.stopping = True
 

@@ -128,6 +128,8 @@ class UpdateApplied(Event):
 class StopRequested(Event):
     """The run should end as soon as the updates that have contributions are made."""
 
+    at_once: bool = False  # don't wait for them: the run ends with the newest version
+
 
 # -------------------------------------------------------------------------------------- actions
 

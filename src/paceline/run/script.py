@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
+from paceline.run.launch.child import call_at_success
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
@@ -32,11 +33,12 @@ from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory_limits import keep_freed_memory
 from paceline.run.worker.batch_stream import BatchStream, samples_in_epoch
 from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
+from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.lr_schedulers import follow
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import with_own_order
-from paceline.run.worker.worker import Last, Worker
+from paceline.run.worker.worker import Worker
 
 __all__ = ["Run", "join"]
 
@@ -114,6 +116,14 @@ class Run:
         The trace records their average over the contributors of each update.
         """
 
+    def stop(self) -> None:
+        """End the run for all workers, e.g. because the model no longer improves.
+
+        When it returns, the run is finished and this worker has the last version. In a script that
+        you start with plain `python`, it only sets `finished`: leave the loop yourself.
+        """
+        self.finished = True
+
     @contextmanager
     def averaged_weights(self, model: nn.Module) -> Iterator[nn.Module]:
         """Give the model the moving average of its weights inside a `with` block.
@@ -168,6 +178,7 @@ class WorkerRun(Run):
             _seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         worker.begin()
+        call_at_success(worker.leave)
         return returned
 
     def _wrap(self, one: Any, loaders: list[Any], worker: Worker) -> Any:
@@ -222,6 +233,13 @@ class WorkerRun(Run):
         The trace records their average over the contributors of each update.
         """
         self._joined.log(scalars)
+
+    def stop(self) -> None:
+        """End the run for all workers, e.g. because the model no longer improves.
+
+        When it returns, the run is finished and this worker has the last version.
+        """
+        self._joined.stop()
 
     @contextmanager
     def averaged_weights(self, model: nn.Module) -> Iterator[nn.Module]:

@@ -18,6 +18,7 @@ from paceline.core.events import (
     GradientArrived,
     Pause,
     Resume,
+    StopRequested,
     TimerFired,
     UpdateApplied,
     WorkAbandoned,
@@ -119,8 +120,10 @@ def _record(event: Event, measured: Measured | None) -> Record:
             return Missing(event.time, event.worker, event.reason)
         case TimerFired():
             return Timer(event.time, event.timer)
+        case StopRequested():
+            return Stopped(event.time, event.at_once)
         case _:
-            return Stopped(event.time)
+            raise InternalError(f"there is no record for {event!r}")
 
 
 def _gradient(

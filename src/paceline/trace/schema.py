@@ -181,6 +181,7 @@ class Stopped(_Line, tag="stopped", frozen=True):
     """The run was asked to stop."""
 
     t: float
+    at_once: bool = False  # with the newest version, although gradients were waiting for an update
 
 
 class Paused(_Line, tag="paused", frozen=True):
@@ -269,8 +270,8 @@ def event_of(record: Record) -> Event | None:
             event = WorkerMissing(t, worker, reason)
         case Timer(t, timer):
             event = TimerFired(t, timer)
-        case Stopped(t):
-            event = StopRequested(t)
+        case Stopped(t, at_once):
+            event = StopRequested(t, at_once)
         case _:
             pass
     return event

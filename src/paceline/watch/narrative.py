@@ -72,15 +72,14 @@ def _ending(segments: list[Segment], summary: Summary) -> str:
     of = "" if steps is None else f" of {steps:,}"
     where = f" at update {kept_updates(segments)[-1].update:,}{of}"
     if summary.ended == STOPPED:
-        why = ": all workers had left" if _is_deserted(segments[-1]) else ""
-        return f"{STOPPED}{where}{why}"
+        return f"{STOPPED}{where}{_why_stopped(segments[-1])}"
     if summary.ended in (BREAKS_OFF, RUNNING):
         return f"{summary.ended}{where}"
     return f"failed{where}: {summary.ended}"
 
 
-def _is_deserted(segment: Segment) -> bool:
-    """Return whether all workers had left when the run was stopped."""
+def _why_stopped(segment: Segment) -> str:
+    """Return why the run was stopped before its goal, if the trace says so."""
     here: set[int] = set()
     for record in segment.records:
         match record:
@@ -89,10 +88,12 @@ def _is_deserted(segment: Segment) -> bool:
             case Left():
                 here.discard(record.worker)
             case Stopped():
-                return not here
+                if record.at_once:
+                    return ": the script of worker 0 had ended"
+                return "" if here else ": all workers had left"
             case _:
                 pass
-    return False
+    return ""
 
 
 def _logged(segments: list[Segment]) -> list[str]:

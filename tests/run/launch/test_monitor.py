@@ -55,7 +55,13 @@ class FakeServer:
 
     def report(self, request, version=0, **values):
         """Send a report."""
-        usual = {"accepted": {}, "here": (), "left": {}, "is_over": False, "is_deserted": False}
+        usual = {
+            "accepted": {},
+            "here": (),
+            "left": {},
+            "is_over": False,
+            "have_scripts_ended": False,
+        }
         self._channel.send(RunProgress(request, version, **{**usual, **values}))
 
     def die(self):
@@ -138,11 +144,11 @@ def test_end_that_is_sent_right_before_the_server_exits_is_not_lost(monitor, sta
     server.greet(monitor)
     for version in range(100):
         server.report(1, version, here=tuple(range(99)))  # more than is read at once
-    server.report(0, 100, is_over=True, is_deserted=True, ended_at=100, end_reason=STOPPED)
+    server.report(0, 100, is_over=True, have_scripts_ended=True, ended_at=100, end_reason=STOPPED)
     server.die()
     monitor.on_server_exit()  # which sends another request after the first report, and fails
     assert monitor.end == End(100, STOPPED)
-    assert (monitor.is_deserted, monitor.is_finished) == (True, False)
+    assert (monitor.have_scripts_ended, monitor.is_finished) == (True, False)
     assert monitor.retry_at is None
 
 
@@ -231,7 +237,7 @@ def test_unavailable_workers_are_reported(monitor, start_server):
     assert not monitor.report_unavailable({1: "it fails"})  # there is no connection
     server = start_server()
     server.greet(monitor)
-    assert monitor.report_unavailable({1: "it fails", 2: "its script ended"})
+    assert monitor.report_unavailable({1: "it fails", 2: "its script ended"}, completed={2})
     assert server.receive() == Watch(1, waits=False)
     assert server.receive() == WorkerUnavailable(1, "it fails")
-    assert server.receive() == WorkerUnavailable(2, "its script ended")
+    assert server.receive() == WorkerUnavailable(2, "its script ended", has_completed=True)

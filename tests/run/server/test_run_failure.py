@@ -27,6 +27,15 @@ def test_refusals_count_even_if_their_worker_has_left():
     assert failures.failure.startswith("the last 100 gradients")
 
 
+def test_only_time_in_the_current_pause_counts():
+    failures = RunFailure()
+    assert failures.count_pause(is_stuck=False, now=1.0) < 0
+    assert failures.count_pause(is_stuck=True, now=2.0) == 0
+    assert failures.count_pause(is_stuck=True, now=5.0) == 3
+    assert failures.count_pause(is_stuck=False, now=6.0) < 0
+    assert failures.count_pause(is_stuck=True, now=7.0) == 0
+
+
 def test_first_failure_counts():
     failures = RunFailure()
     failures.fail("one")

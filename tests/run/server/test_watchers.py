@@ -165,15 +165,18 @@ def test_version_of_a_departure_is_that_before_it(end):
     assert (report.version, report.left) == (1, {1: 0})
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_run_is_deserted_if_all_workers_had_left_when_it_was_stopped(run, end, leaves):
+@pytest.mark.parametrize(
+    ("leaves", "at_once"), [(False, False), (True, False), (False, True), (True, True)]
+)
+def test_scripts_have_ended_if_all_had_left_or_the_stop_was_at_once(run, end, leaves, at_once):
+    """Only a script ends a run at once."""
     run.handle(WorkerJoined(0.0, 0))
     if leaves:
         run.handle(WorkerLeft(1.0, 0, "its script ended"))
-    run.handle(StopRequested(2.0))
+    run.handle(StopRequested(2.0, at_once))
     run.watchers.add(end, Watch(1, waits=False))
     report = end.take()
-    assert (report.is_over, report.is_deserted) == (True, leaves)
+    assert (report.is_over, report.have_scripts_ended) == (True, leaves or at_once)
 
 
 def test_end_is_reported_without_a_request(run, end):

@@ -17,13 +17,14 @@ from paceline.run.net.in_process import InProcessNetwork, InProcessStore
 from paceline.run.tensors.layout import gather
 from paceline.run.worker import worker as worker_module
 from paceline.run.worker.connection import ServerConnection
+from paceline.run.worker.extra_steps import LoopEnded
 from paceline.run.worker.position import Bookmark, Position, decode_position, encode_position
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.states import Connection, Turn
 from paceline.run.worker.worker import Worker
 
 ACCEPTED = messages.FateNotice(Fate.ACCEPTED, version=0, staleness=0, contributors=1)
-REQUESTS = messages.StateRequest | messages.StateUpload
+REQUESTS = messages.StateRequest | messages.StateUpload | messages.StopRun | messages.ScriptEnded
 REPORTS = messages.GradientReport | messages.AbandonReport
 
 
@@ -98,6 +99,9 @@ class ScriptedServer:
 
     def send_state(self, state):
         self._peer.send_state(state, "state")
+
+    def send_reply(self):
+        self._peer.send(messages.StateReply(0))
 
     # What the script does:
 
@@ -457,3 +461,89 @@ def test_position_wanted_at_the_end_of_an_open_turn_is_sent_immediately(server):
     assert positions(server) == [(9, (Bookmark(0, 0),))]
     server.worker.push(0)
     assert len(positions(server)) == 1
+
+
+# ----------------------------------------------------------------------------------- ending the run
+
+
+def test_stop_returns_when_the_run_has_ended_with_its_last_version(server):
+    server.begin()
+    server.on_request = [lambda: (server.end(3), server.send_reply())]
+    server.worker.stop()
+    assert server.received == [messages.StopRun()]
+    assert (server.worker.is_over, server.worker.version) == (True, 3)
+    server.worker.stop()  # once is enough
+    assert server.received == [messages.StopRun()]
+
+
+def test_step_after_a_stop_reports_a_gradient_that_is_not_wanted(server):
+    server.begin()
+    server.on_request = [lambda: (server.end(3), server.send_reply())]
+    server.worker.stop()
+    server.step()
+    [report] = server.reports()
+    assert report.cancelled
+    assert server.worker.last.fate is Fate.LATE
+
+
+def test_stop_is_sent_to_the_server_that_replaces_a_lost_one(server):
+    server.begin()
+    server.on_join = [lambda: server.assign(2, 1)]
+    server.on_request = [server.die, lambda: (server.end(1), server.send_reply())]
+    server.worker.stop()
+    assert [type(message) for message in server.received] == [
+        messages.StopRun,
+        messages.Join,
+        messages.StopRun,
+    ]
+    assert (server.worker.is_over, server.worker.version) == (True, 1)
+
+
+def test_stop_returns_if_the_server_is_gone_after_the_end(server):
+    server.begin()
+    server.on_request = [lambda: (server.end(3), server.die())]
+    server.worker.stop()
+    assert server.worker.is_over
+
+
+def test_worker_0_waits_for_the_end_of_the_run_when_its_script_ends(server):
+    server.begin()
+    server.on_request = [lambda: server.end(3, position_wanted=2)]
+    server.worker.leave()
+    [ended, position] = server.received
+    assert ended == messages.ScriptEnded()
+    assert isinstance(position, messages.PositionReport)
+    assert server.worker.is_over
+
+
+def test_other_workers_do_not_wait_when_their_script_ends(server):
+    server.begin()
+    server.worker.number = 1
+    server.worker.leave()
+    assert server.received == [messages.ScriptEnded()]
+
+
+def test_worker_whose_script_ends_does_not_wait_for_another_server(server):
+    server.begin()
+    server.on_request = [server.die]
+    server.worker.leave()
+    assert server.received == [messages.ScriptEnded()]
+
+
+def test_script_that_ends_after_the_run_reports_nothing(server):
+    server.begin()
+    server.on_report = [lambda: server.end(1, ACCEPTED)]
+    server.step()
+    server.received.clear()
+    server.worker.leave()
+    assert server.received == []
+
+
+def test_loop_that_goes_on_after_the_end_ends_with_its_second_extra_step(server, capsys):
+    server.begin()
+    server.on_report = [lambda: server.end(1, ACCEPTED)]
+    server.step()
+    server.step()
+    with pytest.raises(LoopEnded):
+        server.step()
+    assert capsys.readouterr().err.startswith("the run ended at update 1")

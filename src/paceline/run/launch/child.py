@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -26,12 +27,21 @@ from paceline.errors import InternalError, PacelineError
 from paceline.run.launch.environment import Identity, adopt, identity
 from paceline.run.launch.stop_signals import STOP_SIGNALS
 
-__all__ = ["END_OF_FAILURE", "ChildPipes", "Task", "main", "set_process_name"]
+__all__ = [
+    "END_OF_FAILURE",
+    "ChildPipes",
+    "Task",
+    "call_at_success",
+    "main",
+    "set_process_name",
+]
 
 END_OF_FAILURE = b"\0"  # follows the text of a failure; no traceback contains it
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+
+_at_success: list[Callable[[], None]] = []
 
 
 class Task(msgspec.Struct, frozen=True, tag=1):
@@ -123,8 +133,16 @@ def _exit(code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the pipe is closed, or the script closed it
                 stream.flush()
+        if code == 0:
+            for call in _at_success:
+                call()
     finally:
         os._exit(code)
+
+
+def call_at_success(call: Callable[[], None]) -> None:
+    """Call this at the very end of this process, if its script ends with exit code 0."""
+    _at_success.append(call)
 
 
 def _text_of(error: BaseException, script: str) -> str:

@@ -12,6 +12,7 @@ import signal
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -34,7 +35,7 @@ from paceline.run.settings import Settings
 
 __all__ = ["Launcher"]
 
-GRACE_S = 10.0  # for a worker to exit after the server, and for all to exit after a kill
+GRACE_S = 10.0  # for workers to exit after a signal or the server, for all to exit after a kill
 READY_S = 1.0  # for a server to start serving when all workers have already failed
 TICK_S = 0.2  # between checks of what sends no event
 
@@ -64,7 +65,8 @@ class Launcher:
         self._stop_server_at: float | None = None  # not None iff no worker is left to serve
         self._is_server_stopped = False  # it was sent SIGTERM
         self._is_server_lost_late = False  # it died after the last update, which workers know of
-        self._kill_at: float | None = None
+        self._kill_at = inf
+        self._kill_workers_at = inf  # so that the server can end the run without them
         self._next_tick = 0.0
 
     def run(self, screen: Screen | None = None, first_line: str = "") -> int:
@@ -157,8 +159,7 @@ class Launcher:
         for child in self._children:
             if child.start_at is not None and monotonic() >= child.start_at:
                 self._restart(child)
-        if self._kill_at is not None and monotonic() > self._kill_at:
-            self._processes.kill()
+        self._kill_overdue()
 
     def _on_tick(self) -> None:
         self._output.tick(monotonic())
@@ -172,6 +173,7 @@ class Launcher:
         if worker.code == 0:
             self._mark_unavailable(worker, "its script ended")
             self._completed.add(worker.who.worker)
+            self._report_unavailable()  # if it is worker 0, the run ends
         elif not worker.is_killed and not self._is_broken:
             self._monitor.refresh()  # its last gradients may not be reported yet
             if worker.is_broken and not self._monitor.is_over:
@@ -206,6 +208,7 @@ class Launcher:
         self._stop_restarting()
         if self._signals.count == 1 and self._server is not None and self._server.pid is not None:
             self._server.signal(signal.SIGTERM)
+            self._kill_workers_at = monotonic() + GRACE_S
         else:
             self._kill_at = 0.0
 
@@ -269,13 +272,15 @@ class Launcher:
     def _report_unavailable(self) -> None:
         if self._unreported and not self._is_ending:
             reasons = {worker: self._unavailable[worker] for worker in sorted(self._unreported)}
-            if self._monitor.report_unavailable(reasons):
+            ended = {worker for worker in reasons if self._workers[worker].code == 0}
+            if self._monitor.report_unavailable(reasons, ended):
                 self._unreported.clear()
 
     def _say_early_ends(self) -> None:
-        """Print which workers' scripts ended before the run did, unless that ends the run."""
+        """Print which workers' scripts ended although the run went on."""
         if self._is_any_worker_running or self._monitor.is_finished:
-            early = self._completed & self._monitor.left.keys()
+            left, version = self._monitor.left, self._monitor.version
+            early = {worker for worker in self._completed if left.get(worker, version) < version}
             self._completed -= early
             for worker in sorted(early):
                 at = f"{self._monitor.left[worker]}{of_updates(self._settings)}"
@@ -332,6 +337,12 @@ class Launcher:
                 self._processes.kill_silently([self._server])
             else:
                 self._server.signal(signal.SIGTERM)
+
+    def _kill_overdue(self) -> None:
+        if monotonic() > self._kill_at:
+            self._processes.kill()
+        elif monotonic() > self._kill_workers_at:
+            self._processes.kill(spared=self._server)
 
     def _kill_remaining(self) -> None:
         until = monotonic() + GRACE_S

@@ -10,7 +10,7 @@ the monitor adds what earlier servers reported to its numbers.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from selectors import EVENT_READ, BaseSelector
 from time import monotonic
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class RunMonitor:
         self.accepted: Counter[int] = Counter()  # gradients, by worker
         self.version = 0  # the highest that was ever reached
         self.left: dict[int, int] = {}  # workers that left before the end, and at which version
-        self.is_deserted = False  # whether every worker had left when the run was stopped
+        self.have_scripts_ended = False  # whether that is why the run was stopped
         self.is_over = False  # whether the last update is made, or the run was stopped
         self.end: End | None = None  # not None iff the server has written everything
         self.is_serving = False  # whether the current server has answered
@@ -141,11 +141,19 @@ class RunMonitor:
         while self._answered < request and self._wait(until):
             self.receive()
 
-    def report_unavailable(self, reasons: Mapping[int, str]) -> bool:
-        """Tell the server which workers won't be restarted, and why; return whether it was sent."""
+    def report_unavailable(
+        self, reasons: Mapping[int, str], completed: Set[int] = frozenset()
+    ) -> bool:
+        """Tell the server which workers won't be restarted, and why; return whether it was sent.
+
+        `completed`: those of them whose scripts ended with exit code 0.
+        """
         if self._channel is None or self._authenticator is not None:
             return False
-        return all(self._send(WorkerUnavailable(*item)) for item in reasons.items())
+        return all(
+            self._send(WorkerUnavailable(worker, reason, worker in completed))
+            for worker, reason in reasons.items()
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -191,7 +199,7 @@ class RunMonitor:
         for worker in progress.here:
             self._base_left.pop(worker, None)
         self.left = {**self._base_left, **progress.left}
-        self.is_over, self.is_deserted = progress.is_over, progress.is_deserted
+        self.is_over, self.have_scripts_ended = progress.is_over, progress.have_scripts_ended
         if progress.ended_at is not None:
             self.end = End(progress.ended_at, progress.end_reason)
         elif progress.request == self._requests:

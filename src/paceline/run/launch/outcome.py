@@ -52,9 +52,9 @@ def outcome(
             "worker is left to redo them"
         )
         return Outcome(PacelineError.exit_code, why)
-    ended = "the scripts ended" if monitor.is_deserted else "the run was stopped"
+    ended = "the scripts ended" if monitor.have_scripts_ended else "the run was stopped"
     where = f"at update {end.version}{of_updates(settings)}"
-    return Outcome(0, f"{ended} {where}, before the run reached its goal{_goal(settings)}")
+    return Outcome(0, f"{ended} {where}{_unreached_goal(settings)}")
 
 
 def _failure_code(server: Child, workers: Sequence[Child]) -> int:
@@ -84,8 +84,11 @@ def of_updates(settings: Settings) -> str:
     return "" if settings.spec.steps is None else f" of {settings.spec.steps}"
 
 
-def _goal(settings: Settings) -> str:
-    """Return the goal, unless it is a number of updates."""
+def _unreached_goal(settings: Settings) -> str:
+    """Return that the run didn't reach its goal, if it had one."""
+    before = ", before the run reached its goal"
     if settings.spec.samples is not None:
-        return f" of {settings.spec.samples} samples"
-    return "" if settings.epochs is None else f" of {settings.epochs:g} epochs"
+        return f"{before} of {settings.spec.samples} samples"
+    if settings.epochs is not None:
+        return f"{before} of {settings.epochs:g} epochs"
+    return "" if settings.spec.steps is None else before

@@ -112,10 +112,11 @@ class Processes:
             "each step"
         )
 
-    def kill(self) -> None:
-        """Kill all running processes, and say so."""
-        self._kill(self._running.values())
-        for child in self._running.values():
+    def kill(self, spared: Child | None = None) -> None:
+        """Kill all running processes except `spared`, and say so."""
+        killed = [child for child in self._running.values() if child is not spared]
+        self._kill(killed)
+        for child in killed:
             if not child.is_killed:
                 child.is_killed = True
                 self._output.say(f"{child.name} was still running and was killed")

@@ -14,7 +14,9 @@ Theory of operation
                                     <-    CancelTurn(turn)             at any time: it won't count
                                     <-    PositionRequest(checkpoint)  at any time: for a checkpoint
     PositionReport(checkpoint)      ->
+    StopRun                         ->                                 the script called run.stop()
                                     <-    RunEnded
+    ScriptEnded                     ->                                 instead of just leaving
 
     launcher                              server
     Watch(request)                  ->                                 after the same handshake
@@ -67,10 +69,12 @@ __all__ = [
     "Refused",
     "RunEnded",
     "RunProgress",
+    "ScriptEnded",
     "SlotShared",
     "StateReply",
     "StateRequest",
     "StateUpload",
+    "StopRun",
     "Watch",
     "Welcome",
     "WorkerUnavailable",
@@ -217,9 +221,9 @@ class StateUpload(_Message, tag=13, frozen=True):
 
 
 class StateReply(_Message, tag=14, frozen=True):
-    """Answer a StateRequest or a StateUpload."""
+    """Answer a StateRequest, a StateUpload or a StopRun."""
 
-    tree_bytes: Count  # size of the state that comes with it; 0: none, an upload was loaded
+    tree_bytes: Count  # size of the state that comes with it; 0: only a StateRequest gets one
 
 
 class WorkerUnavailable(_Message, tag=15, frozen=True):
@@ -227,6 +231,7 @@ class WorkerUnavailable(_Message, tag=15, frozen=True):
 
     worker: WorkerNumber
     reason: Text
+    has_completed: bool = False  # its script ended with exit code 0
 
 
 class PositionRequest(_Message, tag=16, frozen=True):
@@ -268,9 +273,20 @@ class RunProgress(_Message, tag=21, frozen=True):
     here: tuple[WorkerNumber, ...]
     left: dict[WorkerNumber, Count]  # workers that left before the end, and at which version
     is_over: bool  # the last update is made, or the run was stopped
-    is_deserted: bool  # every worker had left when the run was stopped
+    have_scripts_ended: bool  # worker 0, or every worker, had ended its script before the stop
     ended_at: Count | None = None  # the last version; not None iff everything is written
     end_reason: Text = ""  # "finished", "stopped", or why the run failed
+
+
+class StopRun(_Message, tag=22, frozen=True):
+    """End the run for all workers, because the script called `run.stop()`.
+
+    An empty StateReply follows the RunEnded.
+    """
+
+
+class ScriptEnded(_Message, tag=23, frozen=True):
+    """Leave the run, because the script ended with exit code 0; worker 0 ends the run with it."""
 
 
 FromStranger = Hello | Proof
@@ -283,6 +299,8 @@ FromWorker = (
     | WorkerUnavailable
     | PositionReport
     | Watch
+    | StopRun
+    | ScriptEnded
 )
 FromServer = (
     Challenge

@@ -95,6 +95,7 @@ class Executor:
         self._first = parts.shard.version  # needs no saving; -1: its state was changed since
         self._has_failed = False  # an update was made in part only
         self._is_over = False
+        self.is_complete = False  # a script has ended the run: it is finished, whatever its goal
         self._handlers: dict[type[Action], Callable[[Any, Performed], None]] = {
             Accept: self._accept,
             Drop: self._drop,
@@ -284,7 +285,7 @@ class Executor:
         spec = self._settings.spec
         has_steps = spec.steps is not None and version >= spec.steps
         has_samples = spec.samples is not None and self._samples >= spec.samples
-        return FINISHED if has_steps or has_samples else STOPPED
+        return FINISHED if has_steps or has_samples or self.is_complete else STOPPED
 
     def load_optimizer_state(self, index: int, state: Any) -> None:
         """Load the state of an optimizer, and save it soon; raises ProtocolError."""

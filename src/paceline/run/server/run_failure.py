@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Why a run failed, and when to give one up."""
 
+from math import inf
+
 __all__ = ["RunFailure"]
 
 NON_FINITE_MAX = 100  # refused gradients in a row, for each worker, until the run fails
@@ -13,6 +15,7 @@ class RunFailure:
         self.failure = ""
         """Why the run failed; "" if it didn't."""
         self._refusals = 0  # of non-finite gradients, since the last update
+        self._stuck_since = inf  # inf: it isn't stuck
 
     def count_update(self) -> None:
         """Note that an update was made."""
@@ -26,6 +29,11 @@ class RunFailure:
                 f"the last {self._refusals} gradients all contained NaN or infinity; "
                 "lower the learning rate, or check the data"
             )
+
+    def count_pause(self, is_stuck: bool, now: float) -> float:
+        """Return for how long the run has been stuck in a pause; -inf if it isn't."""
+        self._stuck_since = min(self._stuck_since, now) if is_stuck else inf
+        return now - self._stuck_since
 
     def fail(self, reason: str) -> None:
         """End the run as a failure; the first reason counts."""

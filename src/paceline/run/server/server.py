@@ -28,13 +28,13 @@ from paceline.core.events import (
     WorkAbandoned,
     WorkerJoined,
     WorkerLeft,
-    WorkerMissing,
 )
 from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.run.net import messages
 from paceline.run.net.transport import Connections, PeerEnd
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
+from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
 from paceline.run.server.gradient_checks import check_gradient, is_of_another_optimizer
 from paceline.run.server.process_status import is_stopped
@@ -96,9 +96,9 @@ class Server:
             clock=self._clock,
         )
         self._executor = Executor(parts, recorder.began, recorder.updated)
+        ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
         self._end: Ended | None = None
         self._has_idle_work = False
-        self._waits_since: float | None = None  # for workers; None: it doesn't
         checkpointer.begin(decider.ledger.version, self._clock.now())
         self._handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             messages.Join: self._on_join,
@@ -107,8 +107,8 @@ class Server:
             messages.StateRequest: self._on_state_request,
             messages.StateUpload: self._on_state_upload,
             messages.PositionReport: self._on_position_report,
-            messages.WorkerUnavailable: self._on_worker_unavailable,
             messages.Watch: self._watchers.add,
+            **ends.handlers,
         }
 
     def restore(self, saved: Saved) -> None:
@@ -201,7 +201,7 @@ class Server:
         self._checkpointer.forget(peer.worker)
         asked_at = self._roster.end_turn(peer)
         lost = None if asked_at is None else Measured(asked_at)
-        if self._end is None:
+        if self._end is None and reason != SCRIPT_ENDED:  # the launcher reports it, if need be
             self._progress.say(f"worker {peer.worker} left: {reason}")
         self._handle(WorkerLeft(self._clock.now(), peer.worker, reason), lost)
 
@@ -212,15 +212,6 @@ class Server:
         self._handle(WorkerJoined(self._clock.now(), peer.worker))
         if had_ended:
             self._executor.send_end(peer)
-
-    def _on_worker_unavailable(self, end: PeerEnd, message: messages.WorkerUnavailable) -> None:
-        """The launcher won't start a worker; of one that has joined we know ourselves."""
-        del end
-        worker, reason = message.worker, message.reason
-        if not self._roster.is_known(worker):
-            self._roster.expect_no_more(worker)
-            self._progress.say(f"not waiting for worker {worker}: {reason}")
-            self._handle(WorkerMissing(self._clock.now(), worker, reason))
 
     def _on_gradient_report(self, end: PeerEnd, report: messages.GradientReport) -> None:
         peer = self._reporting_peer(end, report)
@@ -386,13 +377,11 @@ class Server:
         """End a run that has had fewer than `min_workers` workers for too long."""
         ledger, spec = self._decider.ledger, self._settings.spec
         # Before the run begins, workers may take any time to start.
-        is_stuck = ledger.begun or self._roster.known_count >= spec.workers
-        if self._is_stopping or not (ledger.paused and is_stuck):
-            self._waits_since = None
-        elif self._waits_since is None:
-            self._waits_since = self._clock.now()
-        elif self._clock.now() - self._waits_since >= self._settings.patience_s:
-            here, patience_s = len(self._roster.active), self._settings.patience_s
+        has_begun = ledger.begun or self._roster.known_count >= spec.workers
+        is_stuck = ledger.paused and has_begun and not self._is_stopping
+        now, patience_s = self._clock.now(), self._settings.patience_s
+        if self._failures.count_pause(is_stuck, now) >= patience_s:
+            here = len(self._roster.active)
             self._failures.fail(
                 f"only {here} of at least {spec.min_workers} workers were here for {patience_s:g} s"
             )

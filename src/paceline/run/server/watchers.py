@@ -43,7 +43,7 @@ class Watchers:
         self._ends: dict[PeerEnd, Watch | None] = {}  # None: it has no open request
         self._accepted: Counter[int] = Counter()  # gradients, by worker
         self._left: dict[int, int] = {}  # version at which each worker left
-        self._is_deserted = False
+        self._have_scripts_ended = False
         self._version = ledger.version  # at the last noted event
         self._was_over = False  # likewise
         self._due_at = inf  # when to report the news; inf: there is none
@@ -79,7 +79,7 @@ class Watchers:
                     self._left[event.worker] = self._version
                 is_urgent = True
             case StopRequested():
-                self._is_deserted = not self._ledger.members
+                self._have_scripts_ended = event.at_once or not self._ledger.members
             case _:
                 pass
         self._version, self._was_over = self._ledger.version, is_over
@@ -125,7 +125,7 @@ class Watchers:
             here=tuple(self._ledger.members),
             left=dict(self._left),
             is_over=self._is_over,
-            is_deserted=self._is_deserted,
+            have_scripts_ended=self._have_scripts_ended,
             ended_at=None if ended is None else ended.version,
             end_reason="" if ended is None else ended.reason,
         )

@@ -14,7 +14,6 @@ The module `states` has the table of a worker's states.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import isfinite
 from time import monotonic
 from typing import Any
@@ -29,6 +28,8 @@ from paceline.run.net import messages
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.worker.batch_stream import Batches
 from paceline.run.worker.connection import ServerConnection
+from paceline.run.worker.extra_steps import ExtraSteps
+from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.logged_scalars import LoggedScalars
 from paceline.run.worker.optimizer_sync import OptimizerSettings
 from paceline.run.worker.position import PositionTracker
@@ -36,23 +37,12 @@ from paceline.run.worker.replica import Replica
 from paceline.run.worker.states import Backward, Connection, Turn, WorkerEvent, WorkerState
 from paceline.run.worker.turn_clock import TurnClock
 
-__all__ = ["Last", "Worker"]
+__all__ = ["Worker"]
 
 POLL_S = 1e-3  # a backward pass polls for a cancellation at most this often
 
 Report = messages.GradientReport | messages.AbandonReport
 Answer = messages.Assignment | messages.RunEnded
-
-
-@dataclass(frozen=True)
-class Last:
-    """The fate of a worker's last gradient."""
-
-    fate: Fate
-    version: int  # of the parameters that it was computed at
-    staleness: int  # updates between that version and the one at which its fate was decided
-    contributors: int  # gradients in the update that it went into; 0: none, or not made yet
-    waited_s: float  # time spent in `optimizer.step()` waiting for the answer
 
 
 class _BackwardCut(Exception):
@@ -86,6 +76,7 @@ class Worker:
         self._clock = TurnClock(self.welcome.slow, self.number, self.welcome.seed)
         self._scalars = LoggedScalars()
         self._checkpoint = 0  # needs our position once the current wait is over; 0: none does
+        self._extra_steps = ExtraSteps()
 
     def _join(self) -> None:
         """Join a server and move to the position it knows; raises PeerLost if none appears."""
@@ -112,6 +103,7 @@ class Worker:
         """Report the gradient of this optimizer, wait as the policy says, load the next version."""
         turn = self._assignment
         if turn is None:
+            self._extra_steps.count(optimizer, self.version)
             return
         self.batches.hand_in(optimizer)
         self._report(turn, optimizer)
@@ -234,6 +226,22 @@ class Worker:
         """Send these numbers with the next gradient; numbers of one name are averaged."""
         for name, value in scalars.items():
             self._scalars.log(name, float(value.item() if isinstance(value, Tensor) else value))
+
+    # --------------------------------------------------------------------------- ending the run
+
+    def stop(self) -> None:
+        """End the run for all workers, and load its last version."""
+        if not self.is_over:
+            with suppress(PeerLost):  # the run has ended, and the server is already gone
+                self._request(lambda: self._server.end.send(messages.StopRun()))
+
+    def leave(self) -> None:
+        """Tell the server that the script has ended; if it is worker 0's, the run ends."""
+        with suppress(PeerLost):  # then the launcher tells the next server
+            if not self.is_over:
+                self._server.end.send(messages.ScriptEnded())
+            while self.number == 0 and not self.is_over:
+                self._receive_notice()
 
     # ------------------------------------------------------------------------------------ receiving
 
