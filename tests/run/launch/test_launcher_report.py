@@ -101,7 +101,7 @@ optimizer = Breaks(model.parameters(), lr=0.1)
 
 def test_output_and_report_agree_after_a_resume(stopped, call, tmp_path):
     words = " ".join(stopped.split())
-    assert "; stopped at update 2 of 4: all workers had left." in words
+    assert "; stopped at update 2 of 4: the script of worker 0 had ended." in words
     assert "finished" not in words
     code, out, err = call("run", "--resume", "run")
     assert code == 0, err
