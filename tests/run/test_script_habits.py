@@ -182,6 +182,58 @@ keep(run, last=last, doubled=doubled, loaded=loaded, again=again, best=list(best
     torch.testing.assert_close(ran.kept[0]["last"], ran.kept[1]["last"], rtol=0, atol=0)
 
 
+def test_script_may_load_its_best_weights_before_the_run_ends(launch):
+    source = (
+        TRAINING
+        + """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+    if run.version == 2:
+        best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+last = [p.detach().clone() for p in model.parameters()]
+model.load_state_dict(best)
+optimizer.state_dict()  # receives whatever the server has sent meanwhile
+loaded = [p.detach().clone() for p in model.parameters()]
+with torch.no_grad():
+    for p in model.parameters():
+        p.mul_(2.0)
+doubled = [p.detach().clone() for p in model.parameters()]
+keep(run, last=last, loaded=loaded, doubled=doubled, best=list(best.values()))
+"""
+    )
+    ran = launch(source, workers=2, steps=20)
+    assert ran.code == 0, ran.err
+    assert len(list(ran.trace.updates())) == 3
+    for kept in ran.kept.values():
+        torch.testing.assert_close(kept["loaded"], kept["best"], rtol=0, atol=0)
+        torch.testing.assert_close(kept["doubled"], [2 * p for p in kept["best"]])
+        assert not torch.equal(kept["last"][0], kept["loaded"][0])
+
+
+def test_script_that_trains_with_weights_it_loaded_is_told_so(launch):
+    source = (
+        TRAINING
+        + """
+run = paceline.join()
+model, optimizer = run.prepare(model, optimizer)
+for step in range(4):
+    optimizer.zero_grad()
+    loss_of(run.worker, run.version).backward()
+    optimizer.step()
+    if step == 1:
+        model.load_state_dict(model.state_dict())
+"""
+    )
+    ran = launch(source, workers=1, steps=20)
+    assert ran.code == 2
+    assert "optimizer.step() was called after weights were loaded" in ran.err
+    assert "Traceback" not in ran.err
+
+
 def test_pickled_model_loads_without_paceline(launch, tmp_path):
     source = """
 model = nn.Sequential(nn.Linear(2, 2))

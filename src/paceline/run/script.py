@@ -173,7 +173,8 @@ class WorkerRun(Run):
             pace(optimizer, number, worker)
         for scheduler in prepared.schedulers:
             follow(scheduler, server=True)
-        _LoadGuard({module for model in prepared.models for module in model.modules()}, worker)
+        guarded = {module for model in prepared.models for module in model.modules()}
+        _LoadGuard(guarded, worker, replica)
         if self.worker and not worker.welcome.position:
             _seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
@@ -281,21 +282,29 @@ def _seed_apart(worker: int) -> None:
 
 
 class _LoadGuard:
-    """Refuses `load_state_dict()` on these modules during a run; copies of them may load."""
+    """Refuses `load_state_dict()` on these modules before the first gradient of a run.
 
-    def __init__(self, modules: set[nn.Module], worker: Worker) -> None:
+    After it, the script gets parameters of its own: it may load its best weights and test them,
+    but not train with them. Copies of the modules may always load.
+    """
+
+    def __init__(self, modules: set[nn.Module], worker: Worker, replica: Replica) -> None:
         self._modules = modules
         self._worker = worker
+        self._replica = replica
         for module in modules:
             # torch has no types for this, so:
             module.register_load_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
-        if module in self._modules and not self._worker.is_over:
+        if module not in self._modules or self._worker.is_over:
+            return
+        if self._worker.last is None:
             raise SpecError(
                 "load weights before run.prepare(): during a run the server owns the parameters, "
                 "and a state loaded in a worker would be lost"
             )
+        self._replica.leave()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A module that is pickled whole keeps a hook that accepts anything, does nothing, and can

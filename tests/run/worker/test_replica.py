@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.errors import SpecError
 from paceline.run.net.in_process import InProcessStore
 from paceline.run.tensors import sums
 from paceline.run.tensors.layout import gather
@@ -246,3 +247,25 @@ def test_gradient_whose_first_block_is_zero_is_measured_again(monkeypatch):
         _, sq_norm = bench.replica.collect(0)
     expected = float(sum(v.double().square().sum() for v in bench.slot.parameters[0]))
     assert sq_norm == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_script_that_left_has_its_own_parameters_and_keeps_them(stage):
+    bench = Bench(stage)
+    bench.turn(0)
+    bench.replica.leave()
+    with torch.no_grad():
+        for parameter in bench.model.parameters():
+            parameter.fill_(7.0)
+    bench.replica.load(bench.buffers[1])  # a version that arrives later
+    bench.replica.detach()  # the end of the run
+    assert all((parameter == 7.0).all() for parameter in bench.model.parameters())
+    assert not any((view == 7.0).all() for view in bench.buffers[0].parameters[0])
+
+
+def test_script_that_left_cannot_train():
+    bench = Bench(stage=False)
+    bench.turn(0)
+    bench.replica.leave()
+    with pytest.raises(SpecError, match="after weights were loaded with"):
+        bench.turn(0)

@@ -71,7 +71,12 @@ class Replica:
 
     @torch.no_grad()
     def load(self, views: Views) -> None:
-        """Load the parameters and buffers of the version in this memory."""
+        """Load the parameters and buffers of the version in this memory.
+
+        Does nothing after `leave`.
+        """
+        if self._is_detached:
+            return
         if views is not self._at:
             self._at = views
             self.load_again()
@@ -95,6 +100,8 @@ class Replica:
 
         Their memory is the slot.
         """
+        if self._is_detached:
+            return
         assert self._at is not None
         for i, own in enumerate(self._state.parameters):
             for parameter in own:
@@ -104,6 +111,21 @@ class Replica:
         self._at, self._slot = self._slot, self._at
         self._is_detached = True
         self.load_again()
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Give the script parameters of its own, because it has finished its training.
+
+        The run goes on without it, but the script can't train with these parameters.
+        """
+        if self._is_detached:
+            return
+        self._is_detached = True
+        for own in self._state.parameters:
+            for parameter in own:
+                parameter.grad = None
+        for _, _, parameter in self._pointed:
+            parameter.data = parameter.data.clone()
 
     def _copy_from(self, views: Views) -> None:
         for i, j, parameter in self._copied:
@@ -152,6 +174,12 @@ class Replica:
         unused, targets, grads = [], [], []
         views = self._slot.parameters[optimizer]
         own = self._state.parameters[optimizer]
+        if self._is_detached:
+            raise SpecError(
+                "optimizer.step() was called after weights were loaded with load_state_dict(): "
+                "the server owns the parameters, so load weights before run.prepare(), or after "
+                "the last step"
+            )
         addresses = [parameter.data_ptr() for parameter in own]
         if addresses != self._addresses[optimizer]:
             raise self._moved(optimizer, addresses)
