@@ -40,10 +40,12 @@ RUN_MAY_IMPORT = {
     "server": {"settings", "tensors", "net", "launch.environment", "launch.run_folder"},
     "prepare_arguments": set(),
     "step_hooks": set(),
+    "saving": {"launch.environment"},
     "script": {
         "settings",
         "prepare_arguments",
         "step_hooks",
+        "saving",
         "tensors",
         "net",
         "launch",

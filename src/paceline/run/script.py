@@ -26,6 +26,7 @@ from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
 from paceline.run.prepare_arguments import Prepared
+from paceline.run.saving import make_saves_atomic
 from paceline.run.server.assembly import serve_run
 from paceline.run.settings import Settings
 from paceline.run.step_hooks import call_after_step
@@ -34,6 +35,7 @@ from paceline.run.tensors.memory_limits import keep_freed_memory
 from paceline.run.worker.batch_stream import BatchStream, samples_in_epoch
 from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
 from paceline.run.worker.last_gradient import Last
+from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.lr_schedulers import follow
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
@@ -58,6 +60,7 @@ def join() -> "Run":
     if (count := threads()) is not None:
         torch.set_num_threads(count)
     keep_freed_memory()
+    make_saves_atomic(own)
     return ServerRun(own) if own.worker is None else WorkerRun(own)
 
 
@@ -173,14 +176,28 @@ class WorkerRun(Run):
             pace(optimizer, number, worker)
         for scheduler in prepared.schedulers:
             follow(scheduler, server=True)
-        guarded = {module for model in prepared.models for module in model.modules()}
-        _LoadGuard(guarded, worker, replica)
+        guard_loading(prepared.models, self._before_loading)
         if self.worker and not worker.welcome.position:
             _seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         worker.begin()
         call_at_success(worker.leave)
         return returned
+
+    def _before_loading(self) -> None:
+        """Refuse to load weights before the first gradient of a run.
+
+        After it, the script gets parameters of its own: it may load its best weights and test them,
+        but not train with them.
+        """
+        if self._joined.is_over:
+            return
+        if self._joined.last is None:
+            raise SpecError(
+                "load weights before run.prepare(): during a run the server owns the parameters, "
+                "and a state loaded in a worker would be lost"
+            )
+        self._replica.leave()
 
     def _wrap(self, one: Any, loaders: list[Any], worker: Worker) -> Any:
         """Wrap a loader in a `BatchStream`; return anything else as it is."""
@@ -279,37 +296,6 @@ def _seed_apart(worker: int) -> None:
     if "numpy" in sys.modules:
         numpy = sys.modules["numpy"]
         numpy.random.seed((int(numpy.random.randint(2**31)) + worker) % 2**32)
-
-
-class _LoadGuard:
-    """Refuses `load_state_dict()` on these modules before the first gradient of a run.
-
-    After it, the script gets parameters of its own: it may load its best weights and test them,
-    but not train with them. Copies of the modules may always load.
-    """
-
-    def __init__(self, modules: set[nn.Module], worker: Worker, replica: Replica) -> None:
-        self._modules = modules
-        self._worker = worker
-        self._replica = replica
-        for module in modules:
-            # torch has no types for this, so:
-            module.register_load_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
-
-    def __call__(self, module: nn.Module, *_: Any) -> None:
-        if module not in self._modules or self._worker.is_over:
-            return
-        if self._worker.last is None:
-            raise SpecError(
-                "load weights before run.prepare(): during a run the server owns the parameters, "
-                "and a state loaded in a worker would be lost"
-            )
-        self._replica.leave()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A module that is pickled whole keeps a hook that accepts anything, does nothing, and can
-        # be unpickled where Paceline isn't installed.
-        return getattr, ("", "format")
 
 
 class ServerRun(Run):
