@@ -93,7 +93,7 @@ def launch(
 ) -> Callable[..., Ran]:
     """Run the source of a script with these settings, and audit its trace.
 
-    No process is restarted unless `restart` is true.
+    No process is restarted unless `restart` is true. The output of all processes is shown.
     """
     count = 0
 
@@ -115,7 +115,7 @@ def launch(
             script=str(script(source)),
             arguments=(str(run_dir),),
             restart=restart,
-            **options,
+            **{"output": "all", **options},
         )
         capsys.readouterr()
         code = Launcher(settings, run_dir, forkserver).run()

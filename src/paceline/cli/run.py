@@ -28,7 +28,7 @@ __all__ = ["Load", "launch", "new_settings", "run"]
 ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
 SPEC_OPTIONS = frozenset({"workers", "steps", "samples", "min_workers", "late", "seed"})
 PLAIN_OPTIONS = frozenset(
-    {"epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every"}
+    {"epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every", "output"}
 )
 
 Load = Callable[[str], Any]
@@ -91,6 +91,7 @@ def _new_run_settings(options: RunOptions) -> Settings:
         patience_s=parse_seconds(options.patience, "patience"),
         restart=options.restart,
         checkpoint_every=options.checkpoint_every,
+        output=options.output,
     )
 
 

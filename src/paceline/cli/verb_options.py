@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -173,6 +173,13 @@ class RunOptions:
             "never."
         ),
     ] = "60s"
+    output: Annotated[
+        Literal["first", "all"],
+        typer.Option(
+            help="Whose output to show: that of the server and worker 0, or that of all workers. "
+            "Errors of all workers are always shown, and everything is saved in the run's folder."
+        ),
+    ] = "first"
     seed: RealSeed = 0
     run_dir: Annotated[
         Path | None, typer.Option(help="The folder of the run. [default: runs/SCRIPT-NUMBER]")

@@ -3,7 +3,7 @@
 
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -66,6 +66,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     restart: bool = True
     """Whether processes that die are restarted."""
+
+    output: Literal["first", "all"] = "first"
+    """Whose standard output to show: that of the server and worker 0, or that of all processes."""
 
     progress: bool = True
     """Whether the server prints its progress every few seconds."""

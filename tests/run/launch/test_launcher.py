@@ -62,6 +62,48 @@ def trouble(run):
     assert ran.err.splitlines() == ["worker 1  | three"]
 
 
+PRINTING = """
+print("start of", ROLE, WORKER)
+print("warning of", ROLE, WORKER, file=sys.stderr)
+"""
+
+
+def test_only_worker_0_and_the_server_print_to_the_terminal_but_all_errors_are_shown(launch):
+    source = PRINTING + QUIET
+    ran = launch(troubled(source) + "print('end of', WORKER)\n", workers=3, steps=3, output="first")
+    assert ran.code == 0
+    assert "server    | start of server -1" in ran.out.splitlines()
+    assert [line for line in ran.out.splitlines() if line.startswith("worker")] == [
+        "worker 0  | start of worker 0",
+        "worker 0  | end of 0",
+    ]
+    assert sorted(ran.err.splitlines()) == [
+        "server    | warning of server -1",
+        *(f"worker {worker}  | warning of worker {worker}" for worker in range(3)),
+    ]
+    for worker in range(3):
+        saved = (ran.folder / "output" / f"worker-{worker}.log").read_text().splitlines()
+        assert {f"start of worker {worker}", f"end of {worker}"} <= set(saved)
+
+
+def test_failure_of_a_quiet_worker_is_shown(launch):
+    source = """
+def trouble(run):
+    if run.worker == 2 and run.version == 2:
+        raise ValueError("out of luck")
+"""
+    ran = launch(troubled(source), workers=3, steps=4, output="first")
+    assert ran.err.count("worker 2  | ValueError: out of luck") == 1
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], {0}), (["--output", "all"], {0, 1})])
+def test_option_output_chooses_whose_output_is_shown(call, script, options, shown):
+    path = script(TRAINING + QUIET + LOOP + "print('done')")
+    code, out, _ = call("run", "-w", 2, "--steps", 3, *options, path, path.parent)
+    assert code == 0
+    assert {int(line[7]) for line in out.splitlines() if line.endswith("  | done")} == shown
+
+
 def test_last_output_is_shown_however_long_it_is(launch):
     ran = launch(troubled(QUIET) + "print(WORKER * 'x' * 300_000, end='')", steps=3)
     assert ran.code == 0
@@ -73,7 +115,8 @@ def test_arguments_after_the_script_reach_it(call, script):
     words = ("--lr", "0.1", "-w", "9", "--help", "", "two words")
     out_dir = path.parent / "out"
     out_dir.mkdir()
-    code, out, err = call("run", "-w", 2, "--steps", 3, path, out_dir, *words)
+    options = ("-w", 2, "--steps", 3, "--output", "all")
+    code, out, err = call("run", *options, path, out_dir, *words)
     assert code == 0
     assert out.splitlines().count(f"worker 0  | {list(words)}") == 1
     assert out.splitlines().count(f"worker 1  | {list(words)}") == 1

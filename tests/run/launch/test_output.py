@@ -2,6 +2,7 @@
 """The output of processes, as it is shown and as it is saved."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from selectors import DefaultSelector
@@ -50,6 +51,10 @@ class Printing:
         os.write(self._ends.out, data)
         self.output.read(self._stream)
         return self._shown()
+
+    def be_quiet_on_stderr(self) -> None:
+        """Print to standard error from now on, as a quiet process."""
+        self._stream.to, self._stream.is_quiet = sys.stderr, True
 
     def at(self, now: float) -> list[str]:
         """Return what is shown at this time, without new output."""
@@ -146,6 +151,35 @@ def test_nested_bars_are_shown_sometimes(printing):
     assert out(b"\repoch 1/2") == []
     assert out(b"\n\rstep 0/9\x1b[A") == ["epoch 1/2"]
     assert out.saved() == ["epoch 0/2", *(f"step {step}/9" for step in range(9)), "epoch 1/2"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (b"\r 1 %\r 2 %\r 3 %\n", []),
+        (b"\r100 %\n", []),
+        (b" 1 %\r 2 %\r 3 %\r\n", []),
+        (b"\r 1 %\r 2 %\na warning\n", ["a warning"]),
+        (b"\r 1 %\r 2 %\r     \ra warning\n\r 3 %\n", ["a warning"]),
+        (b"\r 1 %\r     \r\na warning\n", ["a warning"]),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 100])
+def test_errors_of_a_quiet_process_are_shown_but_not_its_bars(printing, printed, shown, pieces):
+    quiet = printing()
+    quiet.be_quiet_on_stderr()
+    size = max(1, len(printed) // pieces)
+    lines = []
+    for start in range(0, len(printed), size):
+        lines += quiet(printed[start : start + size]) + quiet.at(start * BAR_S)
+    assert [line for line in lines if line] == shown
+    assert quiet.saved()
+
+
+def test_lines_of_a_quiet_process_may_end_as_on_windows(printing):
+    quiet = printing()
+    quiet.be_quiet_on_stderr()
+    assert quiet(b"a warning\r\nof two lines\r\n") == ["a warning", "of two lines"]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])

@@ -28,7 +28,11 @@ class Group:
         self.selector = DefaultSelector()
         self.output = Output(self.selector, PlainScreen(), folder / "output")
         settings = Settings(
-            spec=RunSpec(workers=2), script=str(self.path), folder=str(folder), arguments=("x",)
+            spec=RunSpec(workers=2),
+            script=str(self.path),
+            folder=str(folder),
+            arguments=("x",),
+            output="all",
         )
         self.processes = Processes(forkserver, self.output, settings)
         self._forkserver = forkserver

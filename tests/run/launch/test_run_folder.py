@@ -90,9 +90,8 @@ def test_resumed_run_keeps_its_settings(stopped, call):
 
 
 def test_command_line_changes_only_given_settings(stopped, call):
-    code, out, err = call(
-        "run", "--resume", "run", "-w", 2, "--samples", 9, "--checkpoint-every", "5"
-    )
+    options = ("-w", 2, "--samples", 9, "--checkpoint-every", "5", "--output", "all")
+    code, out, err = call("run", "--resume", "run", *options)
     assert code == 0, err
     assert "worker 1  | given ['--lr', '0.1'] workers 2" in out.splitlines()
     settings = Settings.read(stopped / "spec.json")

@@ -2,7 +2,8 @@
 """The output of a run's processes: shown with their names in front, and saved in files.
 
 A process has three pipes: standard output, standard error, and one for the exception that ended its
-script. The same failure is shown once, however many workers have it.
+script. The same failure is shown once, however many workers have it. Of a quiet process, standard
+output and progress bars are only saved.
 
 A progress bar, which is a line that keeps being overwritten, is shown every few seconds and when it
 is complete. In the file, each of its states is a separate line.
@@ -105,6 +106,8 @@ class OutputStream:
     to: TextIO | None  # None: it is for failures
     rest: bytes = b""  # an unfinished line; begins with \r iff it overwrites earlier states
     overwritten: bytes = b""  # the last of these states
+    is_quiet: bool = False  # only errors are shown
+    is_erased: bool = False  # a bar was overwritten with spaces, so an ordinary line follows
 
     bar_due: float = 0.0  # when the bar may be shown again
     bar_shown: bytes = b""  # the state that was shown last
@@ -150,8 +153,11 @@ class Output:
         """Show a message of the launcher."""
         self._screen.line(f"paceline  | {text}", sys.stderr)
 
-    def open_pipes(self, name: str) -> ChildPipes:
-        """Open the pipes of a process to be started; the caller closes the returned ends."""
+    def open_pipes(self, name: str, is_quiet: bool = False) -> ChildPipes:
+        """Open the pipes of a process to be started; the caller closes the returned ends.
+
+        Of a quiet process, only errors are shown.
+        """
         pairs: list[tuple[int, int]] = []
         try:
             pairs.extend(os.pipe() for _ in range(3))
@@ -163,7 +169,7 @@ class Output:
         self._faults.pop(name, None)
         for (fd, _), to in zip(pairs, (sys.stdout, sys.stderr, None), strict=True):
             os.set_blocking(fd, False)
-            stream = OutputStream(name, fd, to)
+            stream = OutputStream(name, fd, to, is_quiet=is_quiet)
             self._streams.setdefault(name, []).append(stream)
             self._selector.register(fd, EVENT_READ, stream)
         return ChildPipes(*(theirs for _, theirs in pairs))
@@ -188,7 +194,9 @@ class Output:
         """Show the progress bars that are due."""
         for stream in (stream for streams in self._streams.values() for stream in streams):
             bar = stream.bar
-            if stream.to is not None and bar and bar != stream.bar_shown and now >= stream.bar_due:
+            if stream.to is None or stream.is_quiet:
+                continue
+            if bar and bar != stream.bar_shown and now >= stream.bar_due:
                 stream.bar_due, stream.bar_shown = now + BAR_S, bar
                 self._show(stream.name, stream.to, [bar])
 
@@ -238,7 +246,8 @@ class Output:
 
     def _pass_on(self, stream: OutputStream, to: TextIO, data: bytes) -> None:
         lines = _split(stream, data)
-        self._show(stream.name, to, lines.shown)
+        if not stream.is_quiet or to is sys.stderr:
+            self._show(stream.name, to, lines.shown)
         self._save(stream.name, lines.saved)
 
     def _show(self, name: str, to: TextIO, lines: list[bytes]) -> None:
@@ -277,16 +286,26 @@ def _split(stream: OutputStream, data: bytes) -> _SplitOutput:
         if not (states or stream.overwritten):
             states = [b""]
         newest = states[-1] if states else stream.overwritten
-        if not newest or newest != stream.bar_shown:
+        is_erased = bool(states) and (stream.is_erased or _erases(line))
+        is_bar = (b"\r" in line or stream.overwritten) and not is_erased
+        if not (is_bar and stream.is_quiet) and (not newest or newest != stream.bar_shown):
             lines.shown.append(newest)
         lines.saved.extend(states)
         stream.overwritten = stream.bar_shown = b""
+        stream.is_erased = False
     before, end, after = unfinished.rpartition(b"\r")
+    stream.is_erased = _erases(before + b"\r") or (stream.is_erased and not before.strip())
     states = _states(before)
     lines.saved.extend(states)
     stream.overwritten = states[-1] if states else stream.overwritten
     stream.rest = end + after
     return lines
+
+
+def _erases(line: bytes) -> bool:
+    """Return whether the last state but one is a bar that was overwritten with spaces."""
+    before = [state for state in line.split(b"\r")[:-1] if state]
+    return bool(before) and not before[-1].strip()
 
 
 def _states(line: bytes) -> list[bytes]:

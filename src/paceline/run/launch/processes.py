@@ -71,7 +71,8 @@ class Processes:
             threads=child.threads,
         )
         try:
-            pipes = self._output.open_pipes(child.name)
+            is_quiet = settings.output == "first" and bool(child.who.worker)
+            pipes = self._output.open_pipes(child.name, is_quiet)
         except OSError as error:
             raise PacelineError(f"cannot start a process: {error.strerror}") from None
         try:
