@@ -24,6 +24,7 @@ from paceline.run.tensors.layout import (
     flat,
 )
 from paceline.run.tensors.sums import blocks, square
+from paceline.run.worker.backward_passes import BackwardPasses
 
 __all__ = ["Replica"]
 
@@ -48,6 +49,7 @@ class Replica:
         self._copied: list[tuple[int, int, Tensor]] = []
         self._staged: set[int] = set()
         self._measured: dict[Tensor, _Measured] = {}  # large gradients, by their view
+        self._passes = [BackwardPasses(own) for own in state.parameters]
         self._buffers = _entries_of(state.buffers, models)
         self._counters = _entries_of(state.counters, models)
         copied_ids = {id(tensor) for tensor in _written_by_modules(models)}
@@ -140,19 +142,30 @@ class Replica:
                     view = self._slot.parameters[i][j]
                     parameter.grad = torch.zeros_like(parameter) if is_separate else view.zero_()
 
-    def on_gradients(self, callback: Callable[[int], None]) -> None:
-        """Move each new gradient to the slot, then call back with the number of its optimizer."""
+    def on_gradients(
+        self, callback: Callable[[int], None], on_reset: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Move each new gradient to the slot, then call back with the number of its optimizer.
+
+        `on_reset` is called before that if the script has reset the gradients of the optimizer.
+        """
+        self._on_gradient, self._on_reset = callback, on_reset
         for i, own in enumerate(self._state.parameters):
             for j, parameter in enumerate(own):
                 if parameter.requires_grad:
-                    self._add_hook(parameter, i, j, callback)
+                    self._add_hook(parameter, i, j)
 
-    def _add_hook(
-        self, parameter: Tensor, optimizer: int, number: int, callback: Callable[[int], None]
-    ) -> None:
+    def start_over(self, optimizer: int) -> None:
+        """Note that the script resets the gradients of this optimizer."""
+        self._passes[optimizer].start_over()
+
+    def _add_hook(self, parameter: Tensor, optimizer: int, number: int) -> None:
         is_collected = id(parameter) in self._staged or parameter.nbytes <= SMALL_BYTES
+        passes = self._passes[optimizer]
 
         def on_gradient(parameter: Tensor) -> None:
+            if passes.has_reset(number):
+                self._on_reset(optimizer)
             if not is_collected and not self._is_detached:
                 grad, view = parameter.grad, self._slot.parameters[optimizer][number]
                 # A gradient that has a graph (create_graph) must stay the same tensor.
@@ -160,7 +173,7 @@ class Replica:
                     self._check(grad, optimizer, number)
                     self._measured[view] = _move(grad, view)
                     parameter.grad = view
-            callback(optimizer)
+            self._on_gradient(optimizer)
 
         # torch has no types for this, so:
         parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]

@@ -92,7 +92,7 @@ class Worker:
 
     def begin(self) -> None:
         """Wait for the run to begin, and load its parameters."""
-        self._replica.on_gradients(self._on_gradient)
+        self._replica.on_gradients(self._on_gradient, self.batches.discard)
         self.position.record()
         self._wait_and_load()
         self._record_position()
@@ -196,6 +196,7 @@ class Worker:
     def discard(self, optimizer: int) -> None:
         """Forget which batches the gradient of this optimizer was computed on."""
         self.batches.discard(optimizer)
+        self._replica.start_over(optimizer)
 
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
         """Run `loss.backward()`, and stop early once the gradient is no longer wanted."""
