@@ -32,6 +32,7 @@ from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.progress import Progress
 from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.run_failure import RunFailure
+from paceline.run.server.same_gradients import SameGradients
 from paceline.run.server.scalar_averages import ScalarAverages
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings
@@ -92,6 +93,7 @@ class Executor:
         self._options = OptionLog()
         self._samples = 0  # in the updates made so far
         self._scalars = ScalarAverages()
+        self._same_gradients = SameGradients(parts.settings.spec.workers)
         self._first = parts.shard.version  # needs no saving; -1: its state was changed since
         self._has_failed = False  # an update was made in part only
         self._is_over = False
@@ -142,6 +144,9 @@ class Executor:
             peer.end.delivered(report),
         )
         self._shard.add(action.update, gradient)
+        needed = self._decider.policy.needed(self._decider.ledger)
+        if warning := self._same_gradients.note(action.worker, report, needed):
+            self._progress.say(warning)
 
     def _drop(self, action: Drop, performed: Performed) -> None:
         staleness = performed.version - action.version

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Notice that all workers compute the same gradient, so that more workers don't help.
+
+That happens if a script that has no prepared loader takes the same batches in every worker.
+"""
+
+from paceline.run.net.messages import GradientReport
+
+__all__ = ["SameGradients"]
+
+VERSIONS = 10  # about as many are looked at; a script that divides its data does so from the start
+TIMES = 2  # two workers may draw the same sample once, by chance
+
+WARNING = (
+    "warning: all workers computed the same gradient, as they do if they train on the same "
+    "batches; divide the data with run.worker and run.workers, or pass the loader to run.prepare()"
+)
+
+
+class SameGradients:
+    """Compares the first gradients of a run."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._left = VERSIONS * workers  # reports that are still looked at
+        self._norms: dict[tuple[int, int], dict[int, float]] = {}  # by version and optimizer
+        self._seen = 0  # versions at which they were all the same
+
+    def note(self, worker: int, report: GradientReport, needed: int) -> str:
+        """Note an accepted gradient; return a warning if they are all the same, "" otherwise.
+
+        `needed`: how many gradients make an update. If it is one, workers have only their first
+        version in common.
+        """
+        is_known = report.samples > 1  # it comes from batches of a prepared loader, then
+        if not self._left or self._workers < 2 or is_known or not report.sq_norm:
+            return ""
+        self._left -= 1
+        norms = self._norms.setdefault((report.version, report.optimizer), {})
+        norms[worker] = report.sq_norm
+        is_group = len(norms) == (needed if needed > 1 else self._workers)
+        if not is_group or len(set(norms.values())) > 1:
+            return ""
+        self._seen += 1
+        if self._seen < TIMES and needed > 1:
+            return ""
+        self._left = 0
+        return WARNING
