@@ -31,7 +31,7 @@ loader = DataLoader(TensorDataset(x[~test], y[~test]), batch_size=16, shuffle=Tr
 
 model = nn.Sequential(nn.Linear(30, 1), nn.Flatten(0)).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-scheduler = LambdaLR(optimizer, lambda update: 1 / (1 + update / 30))  # so the noise vanishes
+scheduler = LambdaLR(optimizer, lambda batch: 1 / (1 + batch / 30))  # so the noise vanishes
 
 run = paceline.join()
 model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
@@ -48,7 +48,7 @@ for _ in range(args.epochs):
         loss = objective(inputs, targets)
         loss.backward()
         optimizer.step()
-        scheduler.step()  # in a run this does nothing: each update steps the scheduler
+        scheduler.step()  # in a run, one step per accepted mini-batch
         run.log(loss=loss.item())
 
 if run.is_first:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR
 
 from paceline.core.decider import Decider
 from paceline.core.events import Accept, Action, ApplyUpdate, Contribution, SendParams
@@ -25,6 +26,7 @@ from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings, parse_every
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
+from paceline.run.tensors.state_spec import SchedulerCalls, SchedulerMode
 
 __all__ = ["ExecutorBench"]
 
@@ -36,6 +38,7 @@ class ExecutorBench:
         torch.manual_seed(0)
         self.model = nn.Linear(2, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        self.scheduler = ExponentialLR(self.optimizer, gamma=0.5)
         state = gather([self.model], [self.optimizer])
         self.spec = state.spec
         self.store = InProcessStore(self.spec)
@@ -48,7 +51,11 @@ class ExecutorBench:
             settings=settings,
             decider=Decider(policy, settings.spec),
             shard=Shard(
-                state, [], self.store, versions_kept=policy.versions_kept, ema=settings.ema
+                state,
+                [self.scheduler],
+                self.store,
+                versions_kept=policy.versions_kept,
+                ema=settings.ema,
             ),
             checkpointer=Checkpointer(self.archive, every, self._export, print),
             roster=Roster(settings, self.spec),
@@ -103,6 +110,11 @@ class ExecutorBench:
         for worker in workers:
             self.perform(SendParams(worker, turn, version))
             assert [type(message) for message in self.inbox(worker)] == [messages.Assignment]
+
+    def call_scheduler(self, mode: SchedulerMode = "mini-batch", **fields: Any) -> None:
+        """Let worker 0 report a call of the scheduler, with a turn that it abandons."""
+        calls = SchedulerCalls(0, mode, **{"calls": 1, "steps": 1, **fields})
+        self.executor.take_settings(0, messages.AbandonReport(1, 0.0, schedulers=(calls,)))
 
     def report(self, worker: int, values: Sequence[float] | Tensor, **fields: Any) -> None:
         """Let a worker's gradient be accepted for the next update."""

@@ -11,7 +11,13 @@ from msgspec import inspect
 from paceline.core.events import Fate
 from paceline.release import RELEASE
 from paceline.run.net import messages
-from paceline.run.tensors.state_spec import OptimizerSpec, OptionChange, StateSpec, TensorSpec
+from paceline.run.tensors.state_spec import (
+    OptimizerSpec,
+    OptionChange,
+    SchedulerCalls,
+    StateSpec,
+    TensorSpec,
+)
 
 __all__ = ["EXAMPLES", "SPEC", "any_message", "unhurried"]
 
@@ -25,6 +31,7 @@ SPEC = StateSpec(
 )
 _NOTICE = messages.FateNotice(Fate.LATE, 6, 1, 0)
 _OPTION = OptionChange(0, 0, "lr", 0.1)
+_CALLS = SchedulerCalls(0, "metric", 2, 0, None, (0.5,))
 
 EXAMPLES = [
     messages.Hello(messages.PROTOCOL, bytes(32)),
@@ -33,11 +40,11 @@ EXAMPLES = [
     messages.Join(3, RELEASE, SPEC),
     messages.Welcome(4, "50ms", 7, True, False),
     messages.Refused("the token is wrong"),
-    messages.Assignment(5, 7, 1, (7,), 12.5, (_OPTION,), _NOTICE),
+    messages.Assignment(5, 7, 1, (7,), 12.5, (_OPTION,), _NOTICE, 0, {0: 1.5}),
     messages.CancelTurn(5),
     messages.RunEnded(8, 1, (8,), _NOTICE),
     messages.GradientReport(5, 7, 0, 32, 0.05, 1.5, (0,), (_OPTION,), {"loss": 0.5}),
-    messages.AbandonReport(5, 0.05),
+    messages.AbandonReport(5, 0.05, 7, (_OPTION,), 0, (_CALLS,)),
     messages.StateRequest("optimizer", 0),
     messages.StateUpload(0, b"\x80"),
     messages.StateReply(1),

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch._dynamo  # optimizers import it, and it sets an environment variable
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from paceline.errors import SpecError
@@ -14,17 +14,18 @@ from paceline.run.prepare_arguments import Prepared
 MODEL = nn.Linear(2, 1)
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 SCHEDULER = StepLR(SGD, step_size=1)
+PLATEAU = ReduceLROnPlateau(SGD)
 LOADER = DataLoader(range(4))
 
 
 def test_objects_are_sorted_by_kind_in_their_order():
     other, batches = nn.Linear(1, 1), [torch.ones(2)]
-    given = (LOADER, other, SCHEDULER, MODEL, batches, SGD, range(3))
+    given = (LOADER, other, SCHEDULER, MODEL, PLATEAU, batches, SGD, range(3))
     prepared = Prepared.sort(given)
     assert prepared.given == given
     assert prepared.models == [other, MODEL]
     assert prepared.optimizers == [SGD]
-    assert prepared.schedulers == [SCHEDULER]
+    assert prepared.schedulers == [SCHEDULER, PLATEAU]
     assert prepared.loaders == [LOADER, batches, range(3)]
     prepared.check()
 
@@ -55,9 +56,3 @@ def test_run_needs_an_optimizer():
 def test_optimizer_that_needs_a_closure_is_refused():
     with pytest.raises(SpecError, match="LBFGS needs a closure"):
         Prepared.sort([torch.optim.LBFGS(MODEL.parameters())]).check()
-
-
-def test_run_refuses_plateau_schedulers():
-    prepared = Prepared.sort([SGD, ReduceLROnPlateau(SGD)])
-    with pytest.raises(SpecError, match=r"step it in one worker \(run.is_first\) instead"):
-        prepared.check()

@@ -36,12 +36,6 @@ def a_scheduler_without_its_optimizer():
     return [model, sgd(model), other]
 
 
-def reduce_lr_on_plateau():
-    model = nn.Linear(2, 2)
-    optimizer = sgd(model)
-    return [model, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
-
-
 def a_parameter_in_two_optimizers():
     model = nn.Linear(2, 2)
     return [model, sgd(model), sgd(model)]
@@ -75,7 +69,6 @@ REFUSED = {
         "run.prepare() takes models, optimizers, schedulers and loaders, got float"
     ),
     a_scheduler_without_its_optimizer: "StepLR was passed to run.prepare() without its optimizer",
-    reduce_lr_on_plateau: "step it in one worker (run.is_first) instead",
     a_parameter_in_two_optimizers: (
         "weight belongs to two optimizers; pass it to only one of them"
     ),

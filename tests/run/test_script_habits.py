@@ -259,39 +259,6 @@ optimizer.step()
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize(
-    ("often", "expected"), [("True", 0), ("run.version % 6 == 0", 5), ("run.version == 12", 5)]
-)
-def test_scheduler_stepped_once_per_epoch_gives_an_early_warning(launch, often, expected):
-    """The warning can't wait for the end of an epoch: the data is endless."""
-    source = (
-        TRAINING
-        + """
-import warnings
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
-run = paceline.join()
-model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
-warned = []
-while not run.finished:
-    optimizer.zero_grad()
-    loss_of(run.worker, run.version).backward()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        optimizer.step()
-    warned += [(run.version, str(warning.message)) for warning in caught]
-    if OFTEN:
-        scheduler.step()
-keep(run, warned=warned)
-"""
-    )
-    ran = launch(source.replace("OFTEN", often), workers=1, steps=12)
-    assert ran.code == 0, ran.err
-    versions = [version for version, _ in ran.kept[0]["warned"]]
-    assert versions[:1] == ([expected] if expected else [])
-    for _, message in ran.kept[0]["warned"]:
-        assert message.startswith("StepLR.step() was not called in 5 steps of the optimizer")
-
-
 # ---------------------------------------------------------------------------------- how scripts end
 
 

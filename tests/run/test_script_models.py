@@ -235,6 +235,7 @@ while not run.finished:
     optimizer.zero_grad()
     loss_of(run.worker, run.version).backward()
     optimizer.step()
+    scheduler.step()
 """,
         steps=5,
         policy="backup:1",

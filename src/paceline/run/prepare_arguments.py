@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import SpecError
 
@@ -59,11 +59,6 @@ class Prepared:
         """Raise SpecError unless a server can train these."""
         if not self.optimizers:
             raise SpecError("run.prepare() needs at least one optimizer, got none")
-        if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers):
-            raise SpecError(
-                "run.prepare() can't take ReduceLROnPlateau, because the learning rate must "
-                "depend on the version only; step it in one worker (run.is_first) instead"
-            )
         for optimizer in self.optimizers:
             closure = inspect.signature(type(optimizer).step).parameters.get("closure")
             if closure is not None and closure.default is closure.empty:

@@ -36,7 +36,6 @@ from paceline.run.worker.batch_stream import BatchStream, samples_in_epoch
 from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
-from paceline.run.worker.lr_schedulers import follow
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import with_own_order
@@ -174,8 +173,6 @@ class WorkerRun(Run):
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
-        for scheduler in prepared.schedulers:
-            follow(scheduler, server=True)
         guard_loading(prepared.models, self._before_loading)
         if self.worker and not worker.welcome.position:
             _seed_apart(self.worker)

@@ -35,7 +35,7 @@ class Jittered(torch.utils.data.Dataset):
 torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.8)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.8)
 loader = torch.utils.data.DataLoader(Jittered(), batch_size=4, shuffle=True)
 
 run = paceline.join()
@@ -47,6 +47,7 @@ for x, y in loader:
     trouble(run)
     run.backward(loss)
     optimizer.step()
+    scheduler.step()
     if run.is_first and run.version == 9:
         optimizer.param_groups[0]["weight_decay"] = 0.01
 with run.averaged_weights(model) as averaged:

@@ -25,10 +25,11 @@ from paceline.core.events import (
     StartTimer,
     WorkerJoined,
 )
+from paceline.errors import ProtocolError
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
 from paceline.run.settings import Settings
-from paceline.run.tensors.state_spec import OptionChange
+from paceline.run.tensors.state_spec import OptionChange, SchedulerCalls
 from paceline.spec import RunSpec
 from paceline.trace.schema import FINISHED, STOPPED
 
@@ -185,15 +186,16 @@ def test_clipping_leaves_small_gradients_bit_for_bit_unchanged(make):
 def test_non_finite_update_makes_a_version_without_a_step(make, capsys, bad):
     bench = make().join(0)
     before = bench.weights
+    bench.call_scheduler()
     bench.report(0, [bad, 1.0])
     performed = bench.perform(bench.update(), SendParams(0, 1, 1))
     assert performed.made[1].sq_norm is None
     assert bench.weights == before
-    assert (bench.parts.shard.version, bench.parts.shard.steps_at(1)) == (1, (0,))
+    assert (bench.parts.shard.version, bench.parts.shard.schedules.contributions) == (1, [0])
     assert bench.parts.failures.failure == ""
     assert "update 1 is not finite: the optimizer did not step" in capsys.readouterr().out
     [assignment] = bench.inbox(0)
-    assert (assignment.version, assignment.steps) == (1, (0,))
+    assert (assignment.version, assignment.scheduler_steps) == (1, (0,))
 
 
 class Failing(torch.optim.SGD):
@@ -254,10 +256,11 @@ def test_gradients_are_summed_early_in_the_order_of_workers_if_all_are_needed(ma
 def test_assignment_has_everything_that_a_worker_needs(make):
     bench = make().join(0)
     bench.report(0, [1.0, 0.0])
+    bench.call_scheduler()
     bench.perform(bench.update())
     bench.perform(SendParams(0, 7, 1), time=3.5)
     [assignment] = bench.inbox(0)
-    assert (assignment.turn, assignment.version, assignment.steps) == (7, 1, (1,))
+    assert (assignment.turn, assignment.version, assignment.scheduler_steps) == (7, 1, (1,))
     assert assignment.asked_at == bench.parts.clock.monotonic_at(3.5)
     assert assignment.notice == messages.FateNotice(Fate.ACCEPTED, 0, 0, 1)
     assert assignment.position_wanted == 0
@@ -311,6 +314,47 @@ def test_option_of_an_older_version_does_not_replace_a_newer_one(make):
     bench.executor.set_options((OptionChange(0, 0, "lr", 0.25),), 3)
     bench.executor.set_options((OptionChange(0, 0, "lr", 0.75),), 2)
     assert bench.optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_scheduler_that_a_script_has_called_steps_and_says_once_what_it_follows(make, capsys):
+    bench = make().join(0)
+    bench.call_scheduler("epoch")
+    bench.call_scheduler("epoch")
+    assert bench.optimizer.param_groups[0]["lr"] == 0.25
+    assert capsys.readouterr().out == "ExponentialLR: one step per epoch\n"
+    bench.perform(SendParams(0, 1, 0))
+    assert bench.inbox(0)[0].scheduler_steps == (1,)
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # this scheduler takes no metric
+def test_rate_that_a_metric_has_changed_is_sent_to_workers(make):
+    bench = make().join(0)
+    bench.perform(SendParams(0, 1, 0))
+    bench.inbox(0)
+    bench.call_scheduler("metric", metrics=(0.5,))
+    bench.perform(SendParams(0, 2, 0))
+    assert OptionChange(0, 0, "lr", bench.optimizer.param_groups[0]["lr"]) in bench.inbox(0)[0].options
+
+
+def test_scheduler_that_fails_ends_the_run(make, monkeypatch, capsys):
+    bench = make().join(0)
+    monkeypatch.setattr(bench.scheduler, "get_lr", lambda: 1 / 0)
+    bench.call_scheduler("epoch")
+    assert bench.parts.failures.failure.startswith("a scheduler failed: ZeroDivisionError")
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"options": (OptionChange(0, 9, "lr", 0.1),)}, "no such parameter group"),
+        ({"optimizer": 1}, "there is no optimizer 1"),
+        ({"schedulers": (SchedulerCalls(1, "epoch", 1),)}, "there is no scheduler 1"),
+    ],
+)
+def test_setting_of_something_unknown_is_refused(make, fields, what):
+    with pytest.raises(ProtocolError, match=what):
+        make().executor.check_settings(messages.AbandonReport(1, 0.0, **fields))
 
 
 @pytest.mark.parametrize(
@@ -454,6 +498,7 @@ def test_end_is_returned_and_sent_to_every_member(make, capsys):
     bench.parts.roster.park(bench.peer(1))
     bench.perform(Resume(), time=1.0)
     bench.report(0, [1.0, 0.0])
+    bench.call_scheduler()
     bench.perform(bench.update(), time=3.0)
     unused = (Contribution(1, 0, 1),)
     end = bench.perform(Finish(1, unused), time=9.0).end
@@ -462,7 +507,7 @@ def test_end_is_returned_and_sent_to_every_member(make, capsys):
     for worker in (0, 1):  # the parked one too
         [ended] = bench.inbox(worker)
         assert isinstance(ended, messages.RunEnded)
-        assert (ended.version, ended.steps) == (1, (1,))
+        assert (ended.version, ended.scheduler_steps) == (1, (1,))
         views = bench.workers[worker].fetch(ended)
         assert views.parameters[0][0].flatten().tolist() == bench.weights
         notices.append(ended.notice)

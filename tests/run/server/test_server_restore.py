@@ -13,7 +13,7 @@ from paceline.run.server.checkpoint import Archive, Saved, Snapshot
 from paceline.run.tensors.group_options import OptionLog, set_option
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
-from paceline.run.tensors.state_spec import OptionChange
+from paceline.run.tensors.state_spec import OptionChange, SchedulerCalls
 from paceline.run.tensors.sums import SlotGradient
 from shard_updates import make_update
 
@@ -80,6 +80,8 @@ class Bench:
         state = gather([self.model], [self.optimizer])
         self.store = InProcessStore(state.spec)
         self.shard = Shard(state, schedulers, self.store, **options)
+        calls = [SchedulerCalls(0, "mini-batch", calls=1, steps=1)][: len(schedulers)]
+        self.shard.schedules.note_calls(0, calls)
         self.slot = self.store.new_accumulator()
         self.scale = scale
 
@@ -106,7 +108,7 @@ class Bench:
         ]
         kept = (views.parameters, views.buffers, views.counters, self.shard.average)
         version = self.shard.version
-        return own, state, groups, kept, version, self.shard.steps_at(version)
+        return own, state, groups, kept, version, self.shard.schedules.state_dict()
 
 
 @pytest.fixture
@@ -257,7 +259,7 @@ def test_workers_are_given_the_restored_version(through_a_file):
     saved = through_a_file(Bench().train(BEFORE).shard)
     restored = Bench()
     restored.shard.load_state_dict(*saved)
-    assert restored.shard.steps_at(BEFORE) == (BEFORE,)
+    assert restored.shard.schedules.contributions == [BEFORE]
     buffer = restored.shard.add_reader(0, BEFORE)
     assert torch.equal(buffer.views.parameters[0][0], saved[1]["parameters"][0][0])
     with pytest.raises(KeyError):
@@ -341,14 +343,18 @@ def in_groups(parameters):
         ((lambda: nn.Linear(1, 1),), "it has 3 parameters, the run has 2"),
         ((Net, VARIANTS["amsgrad"]), "its optimizers differ: it has SGD, the run has AdamW"),
         ((Net, in_groups), "parameter group"),
-        (
-            (Net, None, lambda o: lrs.OneCycleLR(o, 0.5, total_steps=2)),
-            "Tried to step",
-        ),
+        ((Net, None, SCHEDULERS["step"]), "it has 0 schedulers, the run has 1"),
     ],
-    ids=["wider", "longer", "unfrozen", "other", "optimizer", "groups", "shorter"],
+    ids=["wider", "longer", "unfrozen", "other", "optimizer", "groups", "scheduler"],
 )
 def test_checkpoint_of_another_script_is_refused_with_the_difference(through_a_file, parts, what):
     saved = through_a_file(Bench().train(BEFORE).shard)
     with pytest.raises(CheckpointError, match=f"the checkpoint is not of this script: .*{what}"):
         Bench(*parts).shard.load_state_dict(*saved)
+
+
+def test_scheduler_that_cannot_make_the_steps_of_the_checkpoint_is_refused(through_a_file):
+    saved = through_a_file(Bench(Net, None, SCHEDULERS["step"]).train(BEFORE).shard)
+    shorter = Bench(Net, None, lambda o: lrs.LambdaLR(o, [1.0, 1.0, 1.0].__getitem__))
+    with pytest.raises(CheckpointError, match="not of this script: list index out of range"):
+        shorter.shard.load_state_dict(*saved)

@@ -19,6 +19,7 @@ from paceline.run.net.in_process import InProcessStore
 from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
+from paceline.run.tensors.state_spec import SchedulerCalls
 from paceline.run.tensors.sums import SlotGradient
 from shard_updates import decide, make_update
 
@@ -109,7 +110,7 @@ def test_publish_makes_the_version():
     with pytest.raises(KeyError):
         bench.shard.add_reader(0, 1)
     bench.shard.publish(1)
-    assert (bench.shard.version, bench.shard.steps_at(1)) == (1, (1,))
+    assert (bench.shard.version, bench.shard.schedules.contributions) == (1, [1])
     assert bench.shard.add_reader(0, 1) is bench.shard.newest
 
 
@@ -124,7 +125,7 @@ def test_skip_makes_the_version_without_a_step():
     bench.shard.add(1, given[0])
     bench.shard.reduce(decide(1, given))
     bench.shard.skip(1)
-    assert (bench.shard.version, bench.shard.steps_at(1)) == (1, (0,))
+    assert (bench.shard.version, bench.shard.schedules.contributions) == (1, [0])
     assert torch.equal(content(bench.shard.add_reader(0, 1)), before)
     assert str(bench.optimizer.state_dict()) == state
     assert all(torch.equal(a, b) for a, b in zip(bench.shard.average[0], average, strict=True))
@@ -150,7 +151,7 @@ def test_readers_see_nothing_before_publish(kept):
         assert torch.equal(content(buffer), before)
         assert not views.buffers[0].any()
         assert not views.counters[0].any()
-        assert (shard.version, shard.steps_at(0)) == (0, (0,))
+        assert shard.version == 0
         assert all(torch.equal(a, b) for a, b in zip(shard.average[0], average, strict=True))
         with pytest.raises(KeyError):
             shard.add_reader(8, 1)
@@ -177,6 +178,7 @@ def test_readers_see_nothing_before_publish(kept):
 
 def test_update_is_a_step_of_torch_along_the_average():
     bench = Bench()
+    bench.shard.schedules.note_calls(0, [SchedulerCalls(0, "mini-batch", calls=1, steps=3)])
     for update in range(1, 6):
         given = [
             bench.gradient(worker, *grads_of(10 * update + worker), samples=4)
@@ -190,7 +192,7 @@ def test_update_is_a_step_of_torch_along_the_average():
         assert sq_norm == pytest.approx(sum(float(part.square().sum()) for part in average))
         lr = bench.plain_optimizer.param_groups[0]["lr"]
         assert bench.optimizer.param_groups[0]["lr"] == lr
-        assert (bench.shard.version, bench.shard.steps_at(update)) == (update, (update,))
+        assert (bench.shard.version, bench.shard.schedules.steps) == (update, (update,))
 
 
 @pytest.mark.parametrize("limit", [0.01, 1.0, 1000.0])
@@ -211,6 +213,7 @@ def test_scale_can_clip_as_torch_clips(limit):
 def test_parameter_without_any_gradient_is_not_stepped():
     """Not even by its momentum or by weight decay: torch leaves it alone, too."""
     bench = Bench()
+    bench.shard.schedules.note_calls(0, [SchedulerCalls(0, "mini-batch", calls=1, steps=1)])
     for update, unused in ((1, ()), (2, (1,)), (3, (1,))):
         grads = grads_of(update)
         bench.update(bench.gradient(0, *grads, unused=unused))
@@ -240,7 +243,7 @@ def test_norm_of_a_non_finite_average_is_not_finite_and_a_skip_changes_nothing(b
     given = [bench.gradient(0, weight, bias), bench.gradient(1, *grads_of(3))]
     bench.slots[0].buffers[0].fill_(bad)
     assert not isfinite(bench.update(*given))
-    assert (bench.shard.version, bench.shard.steps_at(2)) == (2, (1,))
+    assert (bench.shard.version, bench.shard.schedules.contributions) == (2, [1])
     assert str(bench.optimizer.state_dict()) == state
     for name, value in bench.model.state_dict().items():
         assert torch.equal(value, before[name])

@@ -173,6 +173,20 @@ def test_batch_of_a_pending_gradient_does_not_come_again_yet():
     assert script.next() == 3
 
 
+def test_training_pass_lasts_until_its_loop_ends():
+    batches, loader = Batches(1), [1, 2]
+    assert not batches.has_loader
+    stream = BatchStream(loader, loader, 0, batches, lambda: False, requeue=True)
+    assert (batches.has_loader, batches.has_begun, batches.is_in_pass) == (True, False, False)
+    with torch.no_grad():
+        assert list(stream) == loader
+    assert not batches.has_begun
+    for _ in stream:
+        assert batches.is_in_pass
+        break
+    assert (batches.has_begun, batches.is_in_pass) == (True, False)
+
+
 def test_stream_has_the_attributes_of_its_loader():
     loader = DataLoader(range(10), batch_size=4)
     stream = BatchStream(loader, loader, 0, Batches(1), lambda: False, requeue=True)

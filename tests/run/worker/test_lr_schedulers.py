@@ -1,312 +1,297 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The learning rate follows the version, so it is the same for all workers, late or not.
+"""A follower finds out what a script's calls of `scheduler.step()` mean, and reports it."""
 
-A rate that any worker's script sets by hand applies to all workers.
-"""
+from dataclasses import dataclass
 
 import pytest
 import torch
-
-from plain import LATE, LOOP, SETUP, assert_same, execute, train, weights
-
-STEPS = 8
-SGD = SETUP + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
-
-SCHEDULERS = {
-    "step": "S.StepLR(optimizer, step_size=3, gamma=0.5)",
-    "multi-step": "S.MultiStepLR(optimizer, milestones=[2, 5])",
-    "exponential": "S.ExponentialLR(optimizer, gamma=0.7)",
-    "cosine": "S.CosineAnnealingLR(optimizer, T_max=8)",
-    "lambda": "S.LambdaLR(optimizer, lambda step: 1 / (1 + step))",
-    "one-cycle": "S.OneCycleLR(optimizer, max_lr=0.2, total_steps=8)",  # changes the momentum, too
-    "cyclic": "S.CyclicLR(optimizer, base_lr=0.05, max_lr=0.2, step_size_up=3)",
-    "sequential": (
-        "S.SequentialLR(optimizer, [S.LinearLR(optimizer, total_iters=3),"
-        " S.ExponentialLR(optimizer, gamma=0.5)], milestones=[3])"
-    ),
-    "chained": (
-        "S.ChainedScheduler([S.LinearLR(optimizer, total_iters=3),"
-        " S.ExponentialLR(optimizer, gamma=0.5)])"
-    ),
-}
-
-SCHEDULED_LOOP = (
-    LATE
-    + """
-run = paceline.join()
-model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
-seen = []
-while not run.finished:
-    be_late(run, LAST)
-    [group] = optimizer.param_groups
-    seen.append((run.version, group["lr"], group["momentum"], scheduler.get_last_lr()))
-    optimizer.zero_grad()
-    loss_of(run.worker, run.version).backward()
-    optimizer.step()
-    for _ in range(CALLS):
-        scheduler.step()
-be_late(run, LAST)
-keep(run, seen=seen, end=scheduler.get_last_lr(), weights=[p.detach() for p in model.parameters()])
-"""
+import torch._dynamo  # optimizers import it, and it sets an environment variable
+from torch import nn
+from torch.optim.lr_scheduler import (
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
 )
 
-
-def scheduled(kind):
-    """Return a source with this scheduler."""
-    return f"{SGD}S = torch.optim.lr_scheduler\nscheduler = {SCHEDULERS[kind]}\n"
-
-
-@pytest.mark.filterwarnings("ignore:The epoch parameter")  # used by SequentialLR itself
-@pytest.mark.parametrize("kind", SCHEDULERS)
-def test_learning_rate_of_a_version_is_the_same_for_a_late_worker(launch, kind):
-    names = execute(scheduled(kind))
-    optimizer, scheduler = names["optimizer"], names["scheduler"]
-    expected = {}
-    for version in range(STEPS):
-        [group] = optimizer.param_groups
-        expected[version] = (version, group["lr"], group["momentum"], scheduler.get_last_lr())
-        optimizer.zero_grad()
-        names["loss_of"](0, version).backward()
-        optimizer.step()
-        scheduler.step()
-    loop = SCHEDULED_LOOP.replace("LAST", str(STEPS)).replace("CALLS", "1")
-    ran = launch(scheduled(kind) + loop, steps=STEPS, policy="backup:1")
-    assert ran.code == 0, ran.err
-    assert {g.worker for g in ran.trace.gradients() if g.fate == "accepted"} == {0}
-    assert [version for version, *_ in ran.kept[0]["seen"]] == list(range(STEPS))
-    assert [version for version, *_ in ran.kept[1]["seen"]] == [0, 2, 4, 6]
-    for kept in ran.kept.values():
-        assert kept["seen"] == [expected[version] for version, *_ in kept["seen"]]
-        assert kept["end"] == scheduler.get_last_lr()
-        assert_same(kept["weights"], weights(names))
+from paceline.errors import SpecError
+from paceline.run.tensors.group_options import KnownOptions
+from paceline.run.tensors.state_spec import SchedulerCalls
+from paceline.run.worker.lr_schedulers import Follower
+from paceline.run.worker.optimizer import pace
 
 
-@pytest.mark.parametrize("calls", [0, 1, 3])
-def test_number_of_scheduler_calls_does_not_matter(launch, calls):
-    loop = SCHEDULED_LOOP.replace("be_late(run, LAST)", "").replace("CALLS", str(calls))
-    ran = launch(scheduled("exponential") + loop, steps=4)
-    rates = [lr for _, lr, *_ in ran.kept[1]["seen"]]
-    assert rates == pytest.approx([0.1, 0.07, 0.049, 0.0343])
+class NoPacer:
+    """Optimizers don't step in these tests."""
 
 
-def test_scheduler_follows_the_steps_of_its_own_optimizer(launch):
-    """One of them steps in only some of the updates."""
-    ran = launch(
-        SETUP
-        + """
-optimizers = [torch.optim.SGD(layer.parameters(), lr=1.0) for layer in (model[0], model[2])]
-schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.5) for o in optimizers]
-run = paceline.join()
-run.prepare(model, *optimizers, *schedulers)
-seen = []
-while not run.finished:
-    seen.append([o.param_groups[0]["lr"] for o in optimizers])
-    loss_of(run.worker, run.version).backward()
-    optimizers[0 if run.version % 3 else 1].step()
-    model.zero_grad()
-keep(run, seen=seen)
-""",
-        steps=5,
-    )
-    expected = [[1.0, 1.0], [1.0, 0.5], [0.5, 0.5], [0.25, 0.5], [0.25, 0.25]]
-    assert [kept["seen"] for kept in ran.kept.values()] == [expected, expected]
+@dataclass
+class Passes:
+    """The passes over a prepared loader, if there is one."""
+
+    has_loader: bool
+    is_in_pass: bool = False
+    has_begun: bool = False
+
+    def begin(self):
+        self.is_in_pass = self.has_begun = True
+
+    def end(self):
+        self.is_in_pass = False
 
 
-# ------------------------------------------------------------------------------------------ by hand
+class Script:
+    """A script with one optimizer and one scheduler, which halves the learning rate."""
 
-BY_HAND = """
-run = paceline.join()
-model, optimizer = run.prepare(model, optimizer)
-seen = {}
-while not run.finished:
-    seen[run.version] = optimizer.param_groups[0]["lr"]
-    if run.worker == WHO and run.version >= 2:
-        optimizer.param_groups[0]["lr"] = 0.03
-    optimizer.zero_grad()
-    loss_of(run.worker, run.version).backward()
-    optimizer.step()
-keep(run, seen=seen, weights=[p.detach().clone() for p in model.parameters()])
-"""
+    def __init__(self, make=lambda o: ExponentialLR(o, gamma=0.5), worker=0, has_loader=True):
+        self.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9)
+        self.scheduler = make(self.optimizer)
+        pace(self.optimizer, 0, NoPacer())
+        self.passes = Passes(has_loader)
+        known = KnownOptions([self.optimizer])
+        self.follower = Follower(self.scheduler, 0, 0, worker, self.passes, known)
+        self.follower.join(0)
 
+    @property
+    def lr(self):
+        return self.optimizer.param_groups[0]["lr"]
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_learning_rate_set_in_one_worker_applies_to_all(launch, who):
-    ran = launch(SGD + BY_HAND.replace("WHO", str(who)), steps=STEPS)
-    names = execute(SGD)
-    for version in range(STEPS):
-        if version == 2:
-            names["optimizer"].param_groups[0]["lr"] = 0.03
-        names["optimizer"].zero_grad()
-        for worker in (0, 1):
-            (names["loss_of"](worker, version) / 2).backward()
-        names["optimizer"].step()
-    for worker, kept in ran.kept.items():
-        assert kept["seen"] == {v: 0.1 if v < 3 else 0.03 for v in range(STEPS)}, worker
-        assert_same(kept["weights"], weights(names))
+    def push(self, optimizer=0):
+        """Call `optimizer.step()`; return what is reported with it."""
+        self.follower.count_push(optimizer)
+        return self.follower.report(optimizer)
+
+    def epoch(self, pushes=2):
+        """Make a training pass, and call the scheduler after it; return the reports."""
+        self.passes.begin()
+        reports = [self.push() for _ in range(pushes)]
+        self.passes.end()
+        self.scheduler.step()
+        return reports
 
 
-@pytest.mark.parametrize("late", ["cancel", "finish"])
-@pytest.mark.parametrize("backward", ["loss.backward()", "run.backward(loss)"])
-def test_learning_rate_set_by_a_worker_that_is_always_late_applies_to_all(launch, late, backward):
-    ran = launch(
-        SGD
-        + LATE
-        + f"""
-run = paceline.join()
-model, optimizer = run.prepare(model, optimizer)
-while not run.finished:
-    if not run.is_first:
-        optimizer.param_groups[0]["lr"] = 0.03
-    optimizer.zero_grad()
-    loss = loss_of(run.worker, run.version)
-    be_late(run, {STEPS})
-    {backward}
-    optimizer.step()
-be_late(run, {STEPS})
-keep(run, lr=optimizer.param_groups[0]["lr"], state=optimizer.state_dict())
-""",
-        steps=STEPS,
-        policy="backup:1",
-        late=late,
-    )
-    assert {g.worker for g in ran.trace.gradients() if g.fate == "accepted"} == {0}
-    assert ran.kept[0]["lr"] == 0.03
-    assert ran.kept[0]["state"]["param_groups"][0]["lr"] == 0.03
+def test_scheduler_keeps_its_type_and_its_state():
+    script = Script()
+    assert isinstance(script.scheduler, ExponentialLR)
+    assert type(script.scheduler).__name__ == "ExponentialLR"
+    plain = ExponentialLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), gamma=0.5)
+    assert script.scheduler.state_dict().keys() == plain.state_dict().keys()
+    with pytest.raises(SpecError, match=r"load the state of a scheduler before run.prepare\(\)"):
+        script.scheduler.load_state_dict({})
 
 
-def test_learning_rate_set_with_a_non_finite_gradient_applies_to_all(launch):
-    ran = launch(
-        SGD
-        + """
-run = paceline.join()
-model, optimizer = run.prepare(model, optimizer)
-has_overflowed = False
-while not run.finished:
-    optimizer.zero_grad()
-    loss = loss_of(run.worker, run.version)
-    if run.version == 2 and run.is_first and not has_overflowed:
-        optimizer.param_groups[0]["lr"] = 0.03
-        loss, has_overflowed = loss * float("inf"), True
-    loss.backward()
-    optimizer.step()
-keep(run, lr=optimizer.param_groups[0]["lr"], state=optimizer.state_dict())
-""",
-        steps=4,
-    )
-    assert "non-finite" in [g.fate for g in ran.trace.gradients()]
-    for kept in ran.kept.values():
-        assert (kept["lr"], kept["state"]["param_groups"][0]["lr"]) == (0.03, 0.03)
+def test_scheduler_that_is_never_called_is_not_reported():
+    script = Script()
+    assert [script.push() for _ in range(9)] == [None] * 9
 
 
-def test_reduce_lr_on_plateau_works_in_one_worker(launch):
-    ran = launch(
-        SGD
-        + """
-scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
-run = paceline.join()
-try:
-    run.prepare(model, optimizer, scheduler)
-except paceline.SpecError as error:
-    message = str(error)
-run = paceline.join()
-model, optimizer = run.prepare(model, optimizer)
-seen = []
-while not run.finished:
-    seen.append(optimizer.param_groups[0]["lr"])
-    optimizer.zero_grad()
-    loss_of(run.worker, run.version).backward()
-    optimizer.step()
-    if run.is_first:
-        scheduler.step(1.0)  # the metric never improves
-keep(run, seen=seen, message=message)
-""",
-        steps=8,
-    )
-    for kept in ran.kept.values():
-        assert "run.prepare() can't take ReduceLROnPlateau" in kept["message"]
-        assert "run.is_first" in kept["message"]
-    # What is set after a step goes with the next gradient.
-    assert ran.kept[0]["seen"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125]
-    assert ran.kept[1]["seen"] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
+# ---------------------------------------------------------------------------------------- per epoch
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("momentum", 0.0), ("weight_decay", 0.5), ("nesterov", True), ("maximize", True)],
-)
-def test_other_options_set_in_one_worker_apply_to_all(launch, option, value):
-    change = f"    optimizer.param_groups[0][{option!r}] = {value!r}\n"
-    loop = LOOP.replace("    optimizer.zero_grad()", f"{change}    optimizer.zero_grad()")
-    ran = launch(SGD + loop, steps=4)
-    source = SGD + f"optimizer.param_groups[0][{option!r}] = {value!r}\n"
-    assert_same(ran.kept[0]["weights"], weights(train(source, 4)))
+def test_call_after_a_pass_is_reported_with_its_number():
+    script = Script()
+    assert script.epoch() == [None, None]
+    assert script.epoch() == [SchedulerCalls(0, "epoch", 1), None]
+    assert script.epoch() == [SchedulerCalls(0, "epoch", 2), None]
+    assert script.lr == 0.125  # at once
 
 
-SAVED = """
-S = torch.optim.lr_scheduler
-scheduler = S.ExponentialLR(optimizer, gamma=0.5)
-if OUT.joinpath("resume").exists():
-    scheduler.load_state_dict(torch.load(OUT / "resume"))
-    optimizer.param_groups[0]["lr"] = scheduler.get_last_lr()[0]
-run = paceline.join()
-model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
-try:
-    scheduler.load_state_dict({})
-except paceline.SpecError as error:
-    refused = str(error)
-while not run.finished:
-    optimizer.zero_grad()
-    loss_of(run.worker, run.version).backward()
-    optimizer.step()
-keep(
-    run,
-    refused=refused,
-    rates=(optimizer.param_groups[0]["lr"], optimizer.state_dict()["param_groups"][0]["lr"]),
-    state=scheduler.state_dict(),
-)
-"""
+def test_call_before_the_first_pass_counts_epochs_too():
+    script = Script()
+    script.scheduler.step()
+    script.passes.begin()
+    assert script.push() == SchedulerCalls(0, "epoch", 1)
 
 
-def test_scheduler_state_is_plain_and_can_be_resumed(launch):
-    first = launch(SGD + SAVED, workers=1, steps=3)
-    assert first.code == 0, first.err
-    kept = first.kept[0]
-    assert "load the state of a scheduler before run.prepare()" in kept["refused"]
-    assert kept["rates"] == (pytest.approx(0.1 / 8), pytest.approx(0.1 / 8))
-    assert kept["state"].keys() == execute_scheduler().state_dict().keys()
-
-    resume = "torch.save(" + repr(kept["state"]) + ', OUT / "resume")\n'
-    second = launch(SGD + resume + SAVED, workers=1, steps=2)
-    assert second.code == 0, second.err
-    assert second.kept[0]["rates"] == (pytest.approx(0.1 / 32), pytest.approx(0.1 / 32))
-    assert second.kept[0]["state"]["last_epoch"] == 5
+def test_number_of_a_call_is_not_that_of_the_server():
+    """A worker that slept through epochs repeats them as empty passes."""
+    script = Script()
+    script.follower.join(5)
+    script.follower.follow(5, None)
+    assert script.lr == 0.5**5
+    for _ in range(5):
+        assert script.epoch(pushes=0) == []
+    assert script.lr == 0.5**5
+    assert script.epoch(pushes=1) == [SchedulerCalls(0, "epoch", 5)]
+    assert script.lr == 0.5**6
 
 
-def execute_scheduler():
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+def test_calls_that_a_restored_server_has_forgotten_come_again():
+    script = Script()
+    for _ in range(5):
+        script.epoch()
+    script.follower.join(3)
+    assert script.push() == SchedulerCalls(0, "epoch", 3)
+    script.epoch()
+    assert script.push() == SchedulerCalls(0, "epoch", 4)
+    assert script.lr == 0.5**5  # a scheduler can't go back
 
 
-def test_scheduler_continues_from_a_learning_rate_set_by_hand(launch):
-    source = (
-        SGD
-        + """
-scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-run = paceline.join()
-model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
-while not run.finished:
-    if run.worker == 0 and run.version == 3:
-        optimizer.param_groups[0]["lr"] = 64.0
-    optimizer.zero_grad()
-    (loss_of(run.worker, run.version) * 0.0).backward()
-    optimizer.step()
-keep(
-    run,
-    here=optimizer.param_groups[0]["lr"],
-    there=optimizer.state_dict()["param_groups"][0]["lr"],
-)
-"""
-    )
-    ran = launch(source, workers=2, steps=8)
-    assert ran.code == 0, ran.err
-    assert [(kept["here"], kept["there"]) for kept in ran.kept.values()] == [(2.0, 2.0)] * 2
+# ----------------------------------------------------------------------------------- per mini-batch
+
+
+def test_call_inside_a_pass_is_reported_once_and_changes_nothing_here():
+    script = Script()
+    script.passes.begin()
+    reports = []
+    for _ in range(4):
+        reports.append(script.push())
+        script.scheduler.step()
+    assert reports == [None, SchedulerCalls(0, "mini-batch", 1, 1), None, None]
+    assert script.lr == 1.0
+    script.follower.follow(8, None)
+    assert script.lr == 0.5**8
+
+
+def test_first_call_inside_a_pass_shows_the_gradients_of_the_first_update():
+    script = Script()
+    script.passes.begin()
+    for contributors in (3, 3):
+        script.push()
+        script.follower.settle(1, 7)  # another optimizer
+        script.follower.settle(0, contributors)
+        script.scheduler.step()
+        assert script.lr == 0.5**3  # from now on, the server counts
+
+
+def test_calls_per_step_are_reported_when_they_change():
+    script = Script()
+    script.passes.begin()
+    reports = []
+    for number in range(5):
+        reports.append(script.push())
+        if number % 2 == 1:
+            script.scheduler.step()
+    assert [r and (r.calls, r.steps) for r in reports] == [None, None, (1, 2), (1, 3), (2, 4)]
+
+
+def test_calls_per_step_are_those_of_its_own_optimizer():
+    """The other optimizer of a GAN steps before the call."""
+    script = Script()
+    script.passes.begin()
+    reports = []
+    for _ in range(3):
+        reports += [script.push(0), script.push(1)]
+        script.scheduler.step()
+    expected = SchedulerCalls(0, "mini-batch", 1, 1)
+    assert reports == [None, None, expected, None, None, None]
+
+
+# ----------------------------------------------------------------------------------- without passes
+
+
+@pytest.mark.parametrize("has_loader", [False, True])  # a loader may be for evaluation only
+def test_call_after_every_push_is_reported_once(has_loader):
+    script = Script(has_loader=has_loader)
+    reports, rates = [], []
+    for shown in range(4):
+        script.follower.follow(shown if shown > 1 else 0, None)  # as the server counts pushes
+        reports.append(script.push())
+        rates.append(script.lr)
+        script.scheduler.step()
+    assert reports == [None, SchedulerCalls(0, "step", 1, 1), None, None]
+    assert rates == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_calls_after_several_pushes_are_reported_with_their_number():
+    script = Script(has_loader=False)
+    reports = []
+    for number in range(5):
+        reports.append(script.push())
+        if number % 2 == 1:
+            script.scheduler.step()
+            assert script.lr == 0.5 ** (number // 2 + 1)
+    calls = [SchedulerCalls(0, "call", number) for number in (1, 2)]
+    assert reports == [None, None, calls[0], None, calls[1]]
+
+
+def test_calls_of_a_new_process_continue_where_the_run_is():
+    script = Script(has_loader=False)
+    script.follower.join(7)
+    script.push()
+    script.push()
+    script.scheduler.step()
+    assert script.push() == SchedulerCalls(0, "call", 8)
+
+
+# ----------------------------------------------------------------------------------- with arguments
+
+
+def test_epoch_that_the_script_passes_is_reported():
+    script = Script(lambda o: CosineAnnealingWarmRestarts(o, T_0=4))
+    plain = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = CosineAnnealingWarmRestarts(plain, T_0=4)
+    for epoch in (0.5, 1.5):
+        script.scheduler.step(epoch)
+        scheduler.step(epoch)
+        assert script.push().epoch == epoch
+    script.follower.follow(0, 1.0)  # another worker is behind
+    assert script.lr == plain.param_groups[0]["lr"]
+    script.follower.follow(0, 3.0)
+    scheduler.step(3.0)
+    assert script.lr == plain.param_groups[0]["lr"]
+    script.scheduler.step()
+    assert script.push() == SchedulerCalls(0, "given", 3, 0, 4.0)
+
+
+def test_metrics_of_worker_0_are_reported_and_its_rate_waits_for_the_server():
+    script = Script(lambda o: ReduceLROnPlateau(o, patience=1, factor=0.5))
+    for metric in (1.0, 2.0):
+        script.scheduler.step(metric)
+    assert script.push() == SchedulerCalls(0, "metric", 2, 0, None, (1.0, 2.0))
+    assert script.push() is None
+    script.scheduler.step(torch.tensor(3.0))
+    assert script.scheduler.best == 1.0
+    assert (script.lr, script.scheduler.get_last_lr()) == (1.0, [1.0])
+    assert script.push() == SchedulerCalls(0, "metric", 3, 0, None, (3.0,))
+    script.optimizer.param_groups[0]["lr"] = 0.5  # by the server
+    script.follower.read_rates()
+    assert script.scheduler.get_last_lr() == [0.5]
+
+
+def test_metrics_of_other_workers_are_not_reported():
+    script = Script(ReduceLROnPlateau, worker=1)
+    script.scheduler.step(1.0)
+    assert script.push() is None
+
+
+def test_scheduler_that_needs_a_metric_must_get_one():
+    script = Script(ReduceLROnPlateau)
+    with pytest.raises(TypeError, match=r"ReduceLROnPlateau.step\(\) needs a metric"):
+        script.scheduler.step()
+
+
+class Halving(LRScheduler):
+    """A script's own scheduler, which takes a metric."""
+
+    def get_lr(self):
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, loss=None):
+        super().step()
+
+
+class Threshold(Halving):
+    """Must be given a metric."""
+
+    def _initial_step(self):
+        self._step_count = 0
+
+    def step(self, loss):
+        self.last_loss = loss
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Threshold, "metric"), (Halving, "given")])
+def test_own_scheduler_with_a_required_argument_takes_a_metric(kind, expected):
+    script = Script(kind)
+    script.scheduler.step(0.5)
+    assert script.push().mode == expected
+
+
+def test_error_of_a_scheduler_is_raised_in_the_call():
+    script = Script(lambda o: OneCycleLR(o, max_lr=1.0, total_steps=2), has_loader=False)
+    for _ in range(2):
+        script.scheduler.step()
+    with pytest.raises(ValueError, match="Tried to step"):
+        script.scheduler.step()

@@ -80,7 +80,7 @@ class ScriptedServer:
     # What the server does:
 
     def assign(self, turn, version=0, notice=None, **fields):
-        message = messages.Assignment(turn, version, 0, (version,), 0.0, notice=notice, **fields)
+        message = messages.Assignment(turn, version, 0, (), 0.0, notice=notice, **fields)
         self._peer.publish(message, self._buffer)
 
     def cancel(self, turn):
@@ -90,9 +90,7 @@ class ScriptedServer:
         self._peer.send(messages.PositionRequest(checkpoint))
 
     def end(self, version=0, notice=None, **fields):
-        self._peer.publish(
-            messages.RunEnded(version, 0, (version,), notice, **fields), self._buffer
-        )
+        self._peer.publish(messages.RunEnded(version, 0, (), notice, **fields), self._buffer)
 
     def die(self):
         self._network.close(self._peer)

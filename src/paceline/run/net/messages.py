@@ -45,6 +45,7 @@ from paceline.run.tensors.state_spec import (
     MessagePart,
     Name,
     OptionChange,
+    SchedulerCalls,
     StateSpec,
     Text,
 )
@@ -158,11 +159,12 @@ class Assignment(_Message, tag=7, frozen=True):
     turn: Count
     version: Count
     buffer: Count
-    steps: tuple[Count, ...]  # steps that each optimizer has made
+    scheduler_steps: tuple[Count, ...]  # that each scheduler has made
     asked_at: Amount  # time.monotonic() on the server's host
     options: tuple[OptionChange, ...] = ()  # those that this worker doesn't know yet
     notice: FateNotice | None = None
     position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
+    epochs: dict[Count, float] = msgspec.field(default_factory=dict)  # passed to these schedulers
 
 
 class CancelTurn(_Message, tag=8, frozen=True):
@@ -176,9 +178,10 @@ class RunEnded(_Message, tag=9, frozen=True):
 
     version: Count
     buffer: Count
-    steps: tuple[Count, ...]
+    scheduler_steps: tuple[Count, ...]
     notice: FateNotice | None = None
     position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
+    epochs: dict[Count, float] = msgspec.field(default_factory=dict)  # as in an Assignment
 
 
 class GradientReport(_Message, tag=10, frozen=True):
@@ -194,6 +197,7 @@ class GradientReport(_Message, tag=10, frozen=True):
     options: tuple[OptionChange, ...] = ()
     scalars: dict[Name, float] = msgspec.field(default_factory=dict)  # logged by the script
     cancelled: bool = False
+    schedulers: tuple[SchedulerCalls, ...] = ()
 
 
 class AbandonReport(_Message, tag=11, frozen=True):
@@ -203,6 +207,8 @@ class AbandonReport(_Message, tag=11, frozen=True):
     compute_s: Amount
     version: Count = 0  # it would have been computed at this version
     options: tuple[OptionChange, ...] = ()
+    optimizer: Count = 0
+    schedulers: tuple[SchedulerCalls, ...] = ()
 
 
 class StateRequest(_Message, tag=12, frozen=True):

@@ -36,7 +36,13 @@ from paceline.run.server.same_gradients import SameGradients
 from paceline.run.server.scalar_averages import ScalarAverages
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings
-from paceline.run.tensors.group_options import OptionLog, all_options, current_option, set_option
+from paceline.run.tensors.group_options import (
+    OptionLog,
+    all_options,
+    current_option,
+    group_of,
+    set_option,
+)
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.sums import SlotGradient
@@ -44,6 +50,8 @@ from paceline.trace.event_records import Made
 from paceline.trace.schema import FINISHED, STOPPED, Ended
 
 __all__ = ["Executor", "Performed", "RunParts"]
+
+Report = messages.GradientReport | messages.AbandonReport
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -219,11 +227,12 @@ class Executor:
             turn=action.turn,
             version=action.version,
             buffer=buffer.number,
-            steps=self._shard.steps_at(action.version),
+            scheduler_steps=self._shard.schedules.steps,
             asked_at=self._clock.monotonic_at(performed.time),
             options=self._options_for(peer),
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(action.worker),
+            epochs=self._shard.schedules.epochs,
         )
         self._roster.begin_turn(peer, performed.time, self._options.edition)
         self._roster.publish(peer, assignment, buffer)
@@ -241,6 +250,33 @@ class Executor:
             if self._options.add(option, version):
                 set_option(self._shard.state.optimizers, option)
 
+    def check_settings(self, report: Report) -> None:
+        """Raise ProtocolError if there is no such parameter group, optimizer or scheduler."""
+        for option in report.options:
+            group_of(self._shard.state.optimizers, option)
+        self._shard.schedules.check(report.optimizer, report.schedulers)
+
+    def take_settings(self, worker: int, report: Report) -> None:
+        """Take over what a script did to options and schedulers, whatever its gradient's fate."""
+        self.set_options(report.options, min(report.version, self._decider.ledger.version))
+        self._note_calls(worker, report)
+
+    def _note_calls(self, worker: int, report: Report) -> None:
+        """Step the schedulers that a worker's script has called, and count its turn."""
+        schedules, optimizers = self._shard.schedules, self._shard.state.optimizers
+        before = all_options(optimizers) if any(one.metrics for one in report.schedulers) else None
+        try:
+            for line in schedules.note_calls(worker, report.schedulers):
+                self._progress.say(line)
+        except Exception as error:  # raised by the script's own scheduler, say
+            print_exc()
+            self._failures.fail(f"a scheduler failed: {error!r}")
+        schedules.count_turn(worker, report.optimizer)
+        if before is not None:  # only the server knows what a metric has changed
+            for option in all_options(optimizers):
+                if option not in before:
+                    self._options.add(option, self._shard.version)
+
     def _cancel(self, action: Cancel, performed: Performed) -> None:
         del performed
         peer = self._roster[action.worker]
@@ -253,9 +289,10 @@ class Executor:
         message = messages.RunEnded(
             version=self._shard.version,
             buffer=buffer.number,
-            steps=self._shard.steps_at(self._shard.version),
+            scheduler_steps=self._shard.schedules.steps,
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(peer.worker),
+            epochs=self._shard.schedules.epochs,
         )
         self._roster.clear_notice(peer)
         self._roster.publish(peer, message, buffer)

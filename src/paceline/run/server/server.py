@@ -45,7 +45,6 @@ from paceline.run.server.run_failure import RunFailure
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.server.watchers import Watchers
 from paceline.run.settings import Settings
-from paceline.run.tensors.group_options import group_of
 from paceline.run.tensors.shard import Shard
 from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import Ended
@@ -247,14 +246,13 @@ class Server:
     def _reporting_peer(self, end: PeerEnd, report: Report) -> Peer | None:
         """Return the peer that reports; None if it was parked: it rejoins, the report is void."""
         peer = self._roster.member(end)
-        for option in report.options:
-            group_of(self._shard.state.optimizers, option)  # raises if there is no such group
+        self._executor.check_settings(report)
         if not peer.is_parked:
             if peer.asked_at is None or report.turn != self._decider.ledger.turns[peer.worker]:
                 raise ProtocolError(f"no report is due for turn {report.turn}")
             return peer
         self._shard.remove_reader(peer.worker)
-        self._set_options(report)
+        self._executor.take_settings(peer.worker, report)
         self._rejoin(peer)
         return None
 
@@ -272,11 +270,6 @@ class Server:
         except ProtocolError:
             self._roster.reopen_turn(peer, measured.asked_at)  # the trace says when it began
             raise
-
-    def _set_options(self, report: Report) -> None:
-        """Set the options that a script changed for all workers, whatever the gradient's fate."""
-        version = min(report.version, self._decider.ledger.version)
-        self._executor.set_options(report.options, version)
 
     def _rejoin(self, peer: Peer) -> None:
         self._roster.unpark(peer)
@@ -328,8 +321,8 @@ class Server:
     ) -> None:
         version = self._decider.ledger.version
         actions = self._decider.handle(event)  # raises before anything is done if it is illegal
-        if report is not None:
-            self._set_options(report)
+        if report is not None and isinstance(event, GradientArrived | WorkAbandoned):
+            self._executor.take_settings(event.worker, report)
         gradient = report if isinstance(report, messages.GradientReport) else None
         performed = self._executor.perform(actions, event.time, version, gradient)
         self._end = performed.end or self._end

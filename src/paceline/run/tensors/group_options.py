@@ -6,7 +6,8 @@ groups is sent to the server with the next gradient, and from there to the other
 learning rate that any worker sets by hand applies to all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
@@ -27,6 +28,7 @@ class KnownOptions:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
+        self._kept: list[OptionChange] = []  # made by the script before other changes
         self.read()
 
     def read(self) -> None:
@@ -39,7 +41,7 @@ class KnownOptions:
 
     def changed(self) -> list[OptionChange]:
         """Return what the script has changed since `read` or the last call; mark it as known."""
-        changes = []
+        changes, self._kept = self._kept, []
         for number, index, group, known in self._known:
             for name, value in group.items():
                 if value is known.get(name, _MISSING) or name in _NOT_OPTIONS:
@@ -50,6 +52,13 @@ class KnownOptions:
         if changes:
             self.read()
         return changes
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Make changes that the server knows of inside a `with` block."""
+        self._kept = self.changed()
+        yield
+        self.read()
 
 
 _NOT_OPTIONS = ("params", "param_names")

@@ -15,8 +15,7 @@ Theory of operation
 The shard makes no decisions.
 """
 
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -28,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.events import ApplyUpdate
 from paceline.errors import CheckpointError, ProtocolError
 from paceline.run.tensors.layout import TrainingState, Views, difference
+from paceline.run.tensors.schedules import Schedules
 from paceline.run.tensors.sums import PendingUpdate, SlotGradient
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer, VersionBuffers
 
@@ -60,11 +60,7 @@ class Shard:
         self._ema = ema
         self._versions_kept = versions_kept
         self._store = store
-        self._schedulers: list[list[LRScheduler]] = [[] for _ in state.optimizers]
-        for scheduler in schedulers:
-            self._schedulers[state.optimizers.index(scheduler.optimizer)].append(scheduler)
-        self._steps = [0] * len(state.optimizers)
-        self._steps_at = {0: tuple(self._steps)}  # by version
+        self.schedules = Schedules(state.optimizers, schedulers)
         self._pending: dict[int, PendingUpdate] = {}  # by update
         self._averages: dict[int, tuple[Views, float]] = {}  # of the update being made
         self._decided: ApplyUpdate | None = None  # likewise
@@ -104,10 +100,6 @@ class Shard:
     def remove_reader(self, worker: int) -> None:
         """Note that the worker no longer computes with any version."""
         self._buffers.remove_reader(worker)
-
-    def steps_at(self, version: int) -> tuple[int, ...]:
-        """Return how many steps each optimizer had made at that version."""
-        return self._steps_at[version]
 
     def _point_parameters_at(self, views: Views) -> None:
         for own, values in zip(self.state.parameters, views.parameters, strict=True):
@@ -159,17 +151,16 @@ class Shard:
     def step(self, update: int, scale: float = 1.0) -> None:
         """Step the optimizers along the reduced gradient, times `scale`."""
         self._begin_version(update)
+        pending = self._pending[update]
         for index, (views, _) in self._averages.items():
-            unused = self._pending[update].unused[index]
+            unused = pending.unused[index]
             grads = views.parameters[index]
             for i, parameter in enumerate(self.state.parameters[index]):
                 parameter.grad = None if i in unused else grads[i]
             if scale != 1.0:
                 torch._foreach_mul_(views.flats[index], scale)
             self.state.optimizers[index].step()
-            for scheduler in self._schedulers[index]:
-                scheduler.step()
-            self._steps[index] += 1
+            self.schedules.count_step(index, pending.contributions(index))
 
     def _begin_version(self, update: int) -> None:
         """Move the parameters to memory that no worker reads."""
@@ -207,9 +198,6 @@ class Shard:
         self._averages, self._decided = {}, None
         self.version = update
         self._buffers.end_update(update)
-        self._steps_at[update] = tuple(self._steps)
-        for version in [v for v in self._steps_at if v <= update - self._versions_kept]:
-            del self._steps_at[version]
 
     # ------------------------------------------------------------------------------------ state
 
@@ -218,7 +206,7 @@ class Shard:
         views = self.newest.views
         return {
             "contents": msgspec.to_builtins(self.state.spec),
-            "steps": self._steps,
+            "schedules": self.schedules.state_dict(),
             "parameters": views.parameters,
             "buffers": views.buffers,
             "counters": views.counters,
@@ -245,20 +233,15 @@ class Shard:
                 self.average, saved["average"] or saved["parameters"], strict=True
             ):
                 _copy(values, means)
-        self.version, self._steps = version, list(saved["steps"])
-        self._steps_at = {version: tuple(self._steps)}
+        self.version = version
         self._buffers.reset(version)
         try:
-            self._load_optimizers(saved["optimizers"])
+            self.schedules.load_state_dict(saved["schedules"])
+            # Last, because bringing the schedulers forward overwrites options of the saved state.
+            for index, optimizer in enumerate(state.optimizers):
+                _load_exactly(optimizer, state.parameters[index], saved["optimizers"][index])
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
-
-    def _load_optimizers(self, saved: Sequence[dict[str, Any]]) -> None:
-        for index, optimizer in enumerate(self.state.optimizers):
-            for scheduler in self._schedulers[index]:
-                _fast_forward(scheduler, self._steps[index])
-            # Last, because fast-forwarding the schedulers overwrites options of the saved state.
-            _load_exactly(optimizer, self.state.parameters[index], saved[index])
 
     def optimizer_state(self, index: int) -> dict[str, Any]:
         """Return the state of an optimizer; raises ProtocolError if there is no such optimizer."""
@@ -285,14 +268,6 @@ class Shard:
 def _widened(parameter: Tensor) -> Tensor:
     """Return the parameter in a type precise enough for small changes of an average."""
     return parameter.float() if parameter.dtype in HALF else parameter
-
-
-def _fast_forward(scheduler: LRScheduler, steps: int) -> None:
-    """Bring a new scheduler to where it was after this many steps."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the optimizer hasn't stepped in this process
-        for _ in range(steps):
-            scheduler.step()
 
 
 def _load_exactly(optimizer: Optimizer, parameters: list[Tensor], saved: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ without it.
 """
 
 from math import prod
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,6 +18,8 @@ __all__ = [
     "Name",
     "OptimizerSpec",
     "OptionChange",
+    "SchedulerCalls",
+    "SchedulerMode",
     "StateSpec",
     "TensorSpec",
     "Text",
@@ -30,6 +32,14 @@ Name = Annotated[str, msgspec.Meta(max_length=200)]
 Scalar = (
     None | bool | int | float | Text | Annotated[tuple[float, ...], msgspec.Meta(max_length=64)]
 )
+
+SchedulerMode = Literal["epoch", "call", "step", "mini-batch", "metric", "given"]
+"""How a script calls the `step()` of a scheduler.
+
+"epoch": outside the passes over its training data. "mini-batch": inside them. A script without such
+passes calls it once after every step of the optimizer ("step") or at other times ("call").
+"metric": with a metric, as for ReduceLROnPlateau. "given": with the epoch as its argument.
+"""
 
 
 class MessagePart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -74,3 +84,14 @@ class OptionChange(MessagePart, frozen=True):
     group: Count
     name: Name
     value: Scalar
+
+
+class SchedulerCalls(MessagePart, frozen=True):
+    """The calls of a scheduler's `step()` in a worker's script."""
+
+    scheduler: Count
+    mode: SchedulerMode
+    calls: Count = 0  # so far
+    steps: Count = 0  # of its optimizer in the same time; only for "step" and "mini-batch"
+    epoch: float | None = None  # the largest argument so far; not None iff "given"
+    metrics: tuple[float, ...] = ()  # of the latest calls, which the server doesn't know yet

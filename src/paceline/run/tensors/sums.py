@@ -203,6 +203,10 @@ class PendingUpdate:
         """The optimizers that this update has gradients for."""
         return list(self._sums)
 
+    def contributions(self, optimizer: int) -> int:
+        """Return how many gradients this update has for an optimizer."""
+        return len(self._sums[optimizer].numbers)
+
     def give(self, gradient: SlotGradient) -> None:
         """Register an accepted gradient, which stays in its slot until it is added."""
         optimizer, slot = gradient.optimizer, gradient.slot

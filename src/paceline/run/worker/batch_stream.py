@@ -11,7 +11,7 @@ a gradient belongs to the batches that were the latest ones when it reached a pa
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -50,6 +50,26 @@ class Batches:
         self._latest: dict[int, Batch] = {}  # by stream; the batches that the script uses now
         self._is_settled = False  # a gradient was pushed since the last batch was handed out
         self._pending: list[dict[Batch, int]] = [{} for _ in range(optimizers)]  # to its stream
+        self._open_passes = 0
+        self.has_loader = False
+        """Whether the script has prepared a loader."""
+        self.has_begun = False
+        """Whether a training pass was ever begun."""
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether a training pass has begun and not ended."""
+        return self._open_passes > 0
+
+    @contextmanager
+    def training_pass(self) -> Iterator[None]:
+        """Note that the script is in a training pass."""
+        self._open_passes += 1
+        self.has_begun = True
+        try:
+            yield
+        finally:
+            self._open_passes -= 1
 
     def is_training(self) -> bool:
         """Return whether a model is in training mode; True if there are no models to ask."""
@@ -134,6 +154,7 @@ class BatchStream:
         self._loops = 0  # that the script has begun
         self._next = Bookmark(0, 0)  # the next batch; `again`: batches to hand out before it
         self._move: tuple[Bookmark, Callable[[], None]] | None = None  # pending `move_to`
+        batches.has_loader = True
 
     def __len__(self) -> int:
         return len(self._plain)
@@ -152,7 +173,8 @@ class BatchStream:
                 self._take_back()
             if not is_used:
                 return
-        yield from self._train()
+        with self._batches.training_pass():
+            yield from self._train()
 
     def _train(self) -> Iterator[Any]:
         if self._is_over():

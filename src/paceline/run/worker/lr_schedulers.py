@@ -1,35 +1,51 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Schedulers of a run: the learning rate depends on the version, not on the script's calls.
+"""The schedulers in a worker's script, which follow those on the server.
 
-Like `pace` for optimizers, `follow` replaces a scheduler's class with a subclass of it. The
-scheduler's attributes don't change, so its `state_dict()` is that of a plain one.
+Like `pace` for optimizers, `Follower` replaces a scheduler's class with a subclass of it. The
+scheduler's attributes don't change, so its `state_dict()` is that of a plain one. A call of `step`
+in the script is noted and reported to the server with the next gradient; from where the script
+calls it, the follower finds out what the scheduler counts (see `paceline.run.tensors.schedules`).
+The scheduler of the script then shows what the server's does.
 """
 
-from typing import Any, ClassVar
-from warnings import warn
+import inspect
+from typing import Any, ClassVar, Protocol
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import SpecError
+from paceline.run.tensors.group_options import KnownOptions
+from paceline.run.tensors.state_spec import SchedulerCalls, SchedulerMode
 
-__all__ = ["advance", "follow"]
-
-
-UNCALLED_STEPS = 5  # a scheduler that isn't called in this many steps is meant for epochs
-
-
-class _Following(LRScheduler):
-    """A scheduler that only `advance` steps. Each has a class, and so a count, of its own."""
-
-    uncalled: ClassVar[int] = 0  # steps since the script last called it
-
-    def step(self, epoch: int | None = None) -> None:
-        """Do nothing: every update makes a step."""
-        type(self).uncalled = 0
+__all__ = ["Follower", "TrainingPasses"]
 
 
-class _FollowingServer(_Following):
-    """A scheduler in a worker, which follows the one on the server."""
+class TrainingPasses(Protocol):
+    """The script's training passes over its prepared loaders."""
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether the script has prepared a loader, perhaps for evaluation only."""
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether a training pass has begun and not ended."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a training pass was ever begun, even one without batches."""
+
+
+class _Followed(LRScheduler):
+    """A scheduler whose calls a `Follower` notes; each has a class of its own."""
+
+    follower: ClassVar["Follower"]
+
+    def step(self, *arguments: Any, **named: Any) -> None:
+        """Note the call; the server's scheduler makes the step."""
+        values = [value for value in (*arguments, *named.values()) if value is not None]
+        self.follower.note_call(float(values[0]) if values else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse: the server wouldn't know."""
@@ -39,23 +55,199 @@ class _FollowingServer(_Following):
         )
 
 
-def follow(scheduler: LRScheduler, server: bool) -> None:
-    """Make the script's calls of `step` do nothing; with `server`, also refuse to load a state."""
-    kind, ours = type(scheduler), _FollowingServer if server else _Following
-    scheduler.__class__ = type(kind.__name__, (ours, kind), {"__doc__": kind.__doc__})
+class Follower:
+    """Keeps a scheduler of the script where the server's is, and notes the script's calls."""
+
+    def __init__(
+        self,
+        scheduler: LRScheduler,
+        number: int,
+        optimizer: int,
+        worker: int,
+        passes: TrainingPasses,
+        known: KnownOptions,
+    ) -> None:
+        """`number`, `optimizer`: their places in the run."""
+        self._scheduler = scheduler
+        self._number = number
+        self._optimizer = optimizer
+        self._worker = worker
+        self._passes = passes
+        self._known = known
+        self._takes_metric = _takes_metric(type(scheduler))
+        self._is_in_pass = False  # whether the first call was inside a training pass
+        self._calls = 0  # of the script in this process
+        self._pushes = 0  # of its optimizer in this process
+        # What to add to the calls for their number in the run. With passes, a new process repeats
+        # all calls of the run, after empty passes; without, it begins where the run is.
+        self._offset_with_passes = 0
+        self._offset_without = 0
+        self._contributors = 0  # of the update that its optimizer's last gradient went into
+        self._shown = 0  # steps that the script's scheduler has made
+        self._epoch: float | None = None  # the largest that was passed to it
+        self._metrics: list[float] = []  # not reported yet
+        self._sent: SchedulerCalls | None = None
+        kind = type(scheduler)
+        own = {"__doc__": kind.__doc__, "follower": self}
+        scheduler.__class__ = type(kind.__name__, (_Followed, kind), own)
+
+    # --------------------------------------------------------------------------- of the script
+
+    def note_call(self, argument: float | None) -> None:
+        """Note a call of `step` with this epoch or metric."""
+        if self._takes_metric and argument is None:
+            raise TypeError(f"{type(self._scheduler).__name__}.step() needs a metric")
+        self._calls += 1
+        if self._calls == 1:
+            self._is_in_pass = self._passes.is_in_pass
+        with self._known.change():
+            self._step_at_call(argument)
+
+    def _step_at_call(self, argument: float | None) -> None:
+        """Let the script's scheduler do at once what the call will make the server's do."""
+        if argument is not None and self._takes_metric:
+            if self._worker == 0:
+                self._metrics.append(argument)
+                self._step_without_rate(argument)
+        elif argument is not None:
+            self._step_to_epoch(argument)
+        elif self._epoch is not None:
+            self._step_to_epoch(self._scheduler.last_epoch + 1)
+        elif self._is_in_pass:
+            if self._calls == 1:  # so far the server counts no gradients, because of no calls
+                self._step_to(self._contributors)
+        elif not (self._is_steady and self._calls > 1):
+            self._step_to(self._calls + self._offset)
+
+    def count_push(self, optimizer: int) -> None:
+        """Note that the script has called `optimizer.step()`."""
+        self._pushes += optimizer == self._optimizer
+
+    def settle(self, optimizer: int, contributors: int) -> None:
+        """Note how many gradients the update has that the last push went into; 0: none."""
+        if optimizer == self._optimizer:
+            self._contributors = contributors
+
+    @property
+    def _is_steady(self) -> bool:
+        """Whether a script without passes calls it once per push: the server counts the pushes."""
+        return not self._has_passes and self._calls == self._pushes
+
+    @property
+    def _has_passes(self) -> bool:
+        return self._passes.has_begun or (self._passes.has_loader and not self._pushes)
+
+    @property
+    def _offset(self) -> int:
+        return self._offset_with_passes if self._has_passes else self._offset_without
+
+    # --------------------------------------------------------------------------- to the server
+
+    def report(self, optimizer: int) -> SchedulerCalls | None:
+        """Return what the server should know before it gets this push; None if that is nothing."""
+        mode = self._mode
+        is_counted = mode in ("call", "step", "mini-batch")
+        if not self._calls or (is_counted and optimizer != self._optimizer):
+            return None
+        if mode == "metric" and not self._metrics:
+            return None
+        if mode in ("step", "mini-batch"):
+            found = SchedulerCalls(self._number, mode, self._calls, self._pushes_before)
+            if self._sent is not None and _is_same_ratio(found, self._sent):
+                return None
+        else:
+            calls, metrics = self._calls + self._offset, tuple(self._metrics)
+            found = SchedulerCalls(self._number, mode, calls, 0, self._epoch, metrics)
+        if found == self._sent:
+            return None
+        self._sent = found
+        self._metrics.clear()
+        return found
+
+    @property
+    def _pushes_before(self) -> int:
+        """The pushes before the one that is about to be reported."""
+        return self._pushes - 1
+
+    @property
+    def _mode(self) -> SchedulerMode:
+        if self._takes_metric:
+            return "metric"
+        if self._epoch is not None:
+            return "given"
+        if self._is_in_pass:
+            return "mini-batch"
+        if self._has_passes:
+            return "epoch"
+        return "step" if self._calls == self._pushes_before else "call"
+
+    # ------------------------------------------------------------------------- from the server
+
+    def join(self, steps: int) -> None:
+        """Continue at a server whose scheduler has made this many steps."""
+        self._offset_without = steps - self._calls
+        self._offset_with_passes = min(self._offset_with_passes, self._offset_without)
+        self._sent = None
+
+    def is_behind(self, steps: int, epoch: float | None) -> bool:
+        """Return whether `follow` would step the scheduler."""
+        if self._takes_metric:
+            return False
+        is_later = epoch is not None and (self._epoch is None or epoch > self._epoch)
+        return is_later or steps > self._shown
+
+    def follow(self, steps: int, epoch: float | None) -> None:
+        """Step as the server's scheduler has; a restored one may be behind: wait until it isn't."""
+        if not self._takes_metric:
+            self._step_to(steps)
+            if epoch is not None:
+                self._step_to_epoch(epoch)
+
+    def read_rates(self) -> None:
+        """Let `get_last_lr()` of a scheduler that takes a metric return the current rates."""
+        if self._takes_metric:
+            groups = self._scheduler.optimizer.param_groups
+            self._scheduler._last_lr = [_copied(group["lr"]) for group in groups]
+
+    # ------------------------------------------------------------------------------ real steps
+
+    def _step_to(self, steps: int) -> None:
+        for _ in range(self._shown, steps):
+            self._really_step()
+        self._shown = max(self._shown, steps)
+
+    def _step_to_epoch(self, epoch: float) -> None:
+        if self._epoch is None or epoch > self._epoch:
+            self._epoch = epoch
+            self._really_step(epoch)
+
+    def _step_without_rate(self, metric: float) -> None:
+        """Step with a metric, but leave the rates: they come from the server."""
+        groups = self._scheduler.optimizer.param_groups
+        rates = [_copied(group["lr"]) for group in groups]
+        self._really_step(metric)
+        for group, rate in zip(groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate
+        self.read_rates()
+
+    def _really_step(self, *arguments: Any) -> None:
+        super(_Followed, self._scheduler).step(*arguments)  # type: ignore[misc] # its class is ours
 
 
-def advance(scheduler: LRScheduler, steps: int = 1) -> None:
-    """Make this many real steps."""
-    assert isinstance(scheduler, _Following)
-    ours = type(scheduler)
-    ours.uncalled += 1
-    if ours.uncalled == UNCALLED_STEPS:  # don't wait for the call: the first epoch may never end
-        warn(
-            f"{ours.__name__}.step() was not called in {UNCALLED_STEPS} steps of the optimizer, so "
-            "it may be meant for epochs; a prepared scheduler makes one step with every update: "
-            "count its periods in updates, and call it after every optimizer.step()",
-            stacklevel=2,
-        )
-    for _ in range(steps):
-        super(_Following, scheduler).step()
+def _takes_metric(kind: type[LRScheduler]) -> bool:
+    """Return whether `step` must be given something, as in ReduceLROnPlateau."""
+    _, *parameters = inspect.signature(kind.step).parameters.values()
+    return any(
+        one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters
+    )
+
+
+def _is_same_ratio(one: SchedulerCalls, other: SchedulerCalls) -> bool:
+    return one.mode == other.mode and one.calls * other.steps == other.calls * one.steps
+
+
+def _copied(rate: Any) -> Any:
+    return rate.clone() if isinstance(rate, Tensor) else rate

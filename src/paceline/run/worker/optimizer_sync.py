@@ -2,51 +2,108 @@
 """Keeps the settings of a worker's optimizers in step with the server's.
 
 The server's optimizers are the ones that step. Their learning rates and other options reach a
-worker's script in two ways: the worker advances its own schedulers as often as the server's
-optimizers have stepped, and it takes over what other workers' scripts have changed by hand.
+worker's script in two ways: the worker's schedulers follow the server's, and the worker takes over
+what other workers' scripts have changed by hand.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.errors import SpecError
 from paceline.run.tensors.group_options import KnownOptions, set_option
-from paceline.run.tensors.state_spec import OptionChange
-from paceline.run.worker.lr_schedulers import advance
+from paceline.run.tensors.state_spec import OptionChange, SchedulerCalls
+from paceline.run.worker.lr_schedulers import Follower, TrainingPasses
 
-__all__ = ["OptimizerSettings"]
+__all__ = ["OptimizerSettings", "SettingChanges"]
+
+
+class SettingChanges(NamedTuple):
+    """What a script has done to its optimizers since the server last knew."""
+
+    options: tuple[OptionChange, ...] = ()
+    schedulers: tuple[SchedulerCalls, ...] = ()
 
 
 class OptimizerSettings:
     """The options and schedulers of a worker's optimizers."""
 
-    def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        worker: int,
+        passes: TrainingPasses,
+    ) -> None:
         self._optimizers = optimizers
-        self._schedulers: list[list[LRScheduler]] = [[] for _ in optimizers]
-        for scheduler in schedulers:
-            self._schedulers[optimizers.index(scheduler.optimizer)].append(scheduler)
-        self._steps = [0] * len(optimizers)
         self._known = KnownOptions(optimizers)
+        self._followers = [
+            Follower(
+                scheduler,
+                number,
+                optimizers.index(scheduler.optimizer),
+                worker,
+                passes,
+                self._known,
+            )
+            for number, scheduler in enumerate(schedulers)
+        ]
+        self._has_joined = False  # a server that it hasn't followed yet
 
-    def changed(self) -> tuple[OptionChange, ...]:
-        """Return what the script has changed since the server last knew."""
-        return tuple(self._known.changed())
+    def count_push(self, optimizer: int) -> None:
+        """Note that the script has called `step()` of this optimizer."""
+        for follower in self._followers:
+            follower.count_push(optimizer)
 
-    def follow(self, steps: Sequence[int], options: Sequence[OptionChange]) -> None:
-        """Follow the server, whose optimizers have made `steps` steps and have these options."""
-        has_changed = bool(options)
-        for i, count in enumerate(steps):
-            if count > self._steps[i]:  # a restored server may be behind: wait until it isn't
-                for scheduler in self._schedulers[i]:
-                    advance(scheduler, count - self._steps[i])
-                    has_changed = True
-                self._steps[i] = count
-        for option in options:
-            set_option(self._optimizers, option)
-        if has_changed:
-            self._known.read()
+    def settle(self, optimizer: int, contributors: int) -> None:
+        """Note how many gradients the update has that the last push went into; 0: none."""
+        for follower in self._followers:
+            follower.settle(optimizer, contributors)
+
+    def changes(self, optimizer: int) -> SettingChanges:
+        """Return what the server should know before it gets a gradient of this optimizer."""
+        reports = [follower.report(optimizer) for follower in self._followers]
+        found = tuple([report for report in reports if report is not None])
+        return SettingChanges(tuple(self._known.changed()), found)
+
+    def join(self) -> None:
+        """Note that the worker has joined a server, which may be behind the last one."""
+        self._has_joined = True
+
+    def follow(
+        self,
+        steps: Sequence[int],
+        epochs: Mapping[int, float],
+        options: Sequence[OptionChange],
+    ) -> None:
+        """Follow the server, whose schedulers are at these steps and epochs.
+
+        Raises SpecError if the server has other schedulers.
+        """
+        if len(steps) != len(self._followers):
+            raise SpecError(
+                f"run.prepare() got {len(self._followers)} schedulers here and {len(steps)} on the "
+                "server; pass the same ones in every process"
+            )
+        if self._has_joined:
+            self._has_joined = False
+            for follower, count in zip(self._followers, steps, strict=True):
+                follower.join(count)
+        if not options and not self._are_behind(steps, epochs):
+            return
+        with self._known.change():
+            for number, follower in enumerate(self._followers):
+                follower.follow(steps[number], epochs.get(number))
+            for option in options:
+                set_option(self._optimizers, option)
+            for follower in self._followers:
+                follower.read_rates()
+
+    def _are_behind(self, steps: Sequence[int], epochs: Mapping[int, float]) -> bool:
+        pairs = enumerate(self._followers)
+        return any(one.is_behind(steps[number], epochs.get(number)) for number, one in pairs)
 
     def adopt(self, optimizer: int, state: dict[str, Any]) -> None:
         """Take over the options of a `state_dict` that the server has loaded."""

@@ -25,13 +25,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
-from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.worker.batch_stream import Batches
 from paceline.run.worker.connection import ServerConnection
 from paceline.run.worker.extra_steps import ExtraSteps
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.logged_scalars import LoggedScalars
-from paceline.run.worker.optimizer_sync import OptimizerSettings
+from paceline.run.worker.optimizer_sync import OptimizerSettings, SettingChanges
 from paceline.run.worker.position import PositionTracker
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.states import Backward, Connection, Turn, WorkerEvent, WorkerState
@@ -65,7 +64,7 @@ class Worker:
         self.last: Last | None = None
         self.batches = Batches(len(replica.optimizers), replica.models)
         self.position = PositionTracker()
-        self._settings = OptimizerSettings(replica.optimizers, schedulers)
+        self._settings = OptimizerSettings(replica.optimizers, schedulers, number, self.batches)
         self._replica = replica
         self._server = server
         self._join()
@@ -84,6 +83,7 @@ class Worker:
         self._replica.set_slot(opened.slot)
         self._replica.load_constants(opened.constants)
         self.position.move_to(self.welcome.position)
+        self._settings.join()
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +101,7 @@ class Worker:
 
     def push(self, optimizer: int) -> None:
         """Report the gradient of this optimizer, wait as the policy says, load the next version."""
+        self._settings.count_push(optimizer)
         turn = self._assignment
         if turn is None:
             self._extra_steps.count(optimizer, self.version)
@@ -120,18 +121,18 @@ class Worker:
         """Report the gradient, or that there is none, unless the server was lost."""
         if self._state.turn is Turn.VOID:
             return
-        options = self._settings.changed()
+        changes = self._settings.changes(optimizer)
         try:
-            report = self._gradient_report(turn, optimizer, options)
+            report = self._gradient_report(turn, optimizer, changes)
             if report is None or not self._wait_until_due():
-                report = self._worthless_report(turn, optimizer, options)
+                report = self._worthless_report(turn, optimizer, changes)
             if report is not None:
                 self._send_report(report)
         except PeerLost:
             self._state.apply(WorkerEvent.SERVER_LOST)
 
     def _gradient_report(
-        self, turn: messages.Assignment, optimizer: int, options: tuple[OptionChange, ...]
+        self, turn: messages.Assignment, optimizer: int, changes: SettingChanges
     ) -> Report | None:
         """Complete the gradient in the slot, and describe it; None if it is no longer wanted."""
         if self._state.turn is Turn.CUT or self._poll_worthless():
@@ -146,8 +147,9 @@ class Worker:
             self._clock.compute_s,
             sq_norm if isfinite(sq_norm) else None,
             unused,
-            options,
+            changes.options,
             self._scalars.hand_in(),
+            schedulers=changes.schedulers,
         )
 
     def _wait_until_due(self) -> bool:
@@ -159,17 +161,22 @@ class Worker:
         return True
 
     def _worthless_report(
-        self, turn: messages.Assignment, optimizer: int, options: tuple[OptionChange, ...]
+        self, turn: messages.Assignment, optimizer: int, changes: SettingChanges
     ) -> Report | None:
         """Describe a gradient that is no longer wanted; None if the turn is void."""
         if self._state.turn is Turn.VOID:
             return None
         compute_s = self._clock.elapsed_s
         if self._state.turn is Turn.CUT or self._clock.remaining_s:
-            return messages.AbandonReport(turn.turn, compute_s, turn.version, options)
+            return messages.AbandonReport(
+                turn.turn, compute_s, turn.version, changes.options, optimizer, changes.schedulers
+            )
         samples = self.batches.samples(optimizer)
         computed = (turn.turn, turn.version, optimizer, samples, compute_s)
-        return messages.GradientReport(*computed, None, options=options, cancelled=True)
+        options, schedulers = changes
+        return messages.GradientReport(
+            *computed, None, options=options, cancelled=True, schedulers=schedulers
+        )
 
     def _send_report(self, report: Report) -> None:
         """Send the report; a server that left because the run has ended doesn't need it."""
@@ -190,6 +197,7 @@ class Worker:
         self.last = Last(fate, notice.version, notice.staleness, notice.contributors, waited_s)
         self.batches.settle(optimizer, fate)
         self._scalars.settle(fate)
+        self._settings.settle(optimizer, notice.contributors)
         # If the end of the run interrupts a turn, the position stays where the turn began.
         self._record_position(is_new=not self.is_over or fate is Fate.ACCEPTED)
 
@@ -327,12 +335,12 @@ class Worker:
         self.version = answer.version
         self._checkpoint = answer.position_wanted
         if isinstance(answer, messages.Assignment):
-            self._settings.follow(answer.steps, answer.options)
+            self._settings.follow(answer.scheduler_steps, answer.epochs, answer.options)
             self._assignment = answer
             self._state.apply(WorkerEvent.ASSIGNED)
             self._clock.begin(answer.asked_at if self._server.end.shares_clock else None)
         else:
-            self._settings.follow(answer.steps, ())
+            self._settings.follow(answer.scheduler_steps, answer.epochs, ())
             self._replica.detach()
             self._state.apply(WorkerEvent.RUN_ENDED)
 
