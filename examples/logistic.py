@@ -31,7 +31,7 @@ loader = DataLoader(TensorDataset(x[~test], y[~test]), batch_size=16, shuffle=Tr
 
 model = nn.Sequential(nn.Linear(30, 1), nn.Flatten(0)).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-scheduler = LambdaLR(optimizer, lambda batch: 1 / (1 + batch / 30))  # so the noise vanishes
+scheduler = LambdaLR(optimizer, lambda batch: 1 / (1 + batch / 90))  # so the noise vanishes
 
 run = paceline.join()
 model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)

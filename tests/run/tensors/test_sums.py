@@ -307,7 +307,7 @@ def test_two_optimizers_and_the_buffers_share_one_accumulator():
     decided = decide(1, given)
     averages = pending.average(decided)
     assert pending.optimizers == [0, 1]
-    assert [pending.contributions(optimizer) for optimizer in (0, 1)] == COUNTS
+    assert [pending.contributions(optimizer) for optimizer in (0, 1)] == [2, 2]
     assert [averages[i][0].parameters[i][0].tolist() for i in range(2)] == [
         [2.0] * SIZE,
         [20.0] * SIZE,
