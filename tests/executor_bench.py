@@ -39,6 +39,7 @@ class ExecutorBench:
         self.model = nn.Linear(2, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
         self.scheduler = ExponentialLR(self.optimizer, gamma=0.5)
+        self.optimizer.step()  # or the scheduler warns
         state = gather([self.model], [self.optimizer])
         self.spec = state.spec
         self.store = InProcessStore(self.spec)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch._dynamo  # optimizers import it, and it sets an environment variable
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 
 from paceline.errors import SpecError

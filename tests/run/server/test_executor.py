@@ -333,7 +333,9 @@ def test_rate_that_a_metric_has_changed_is_sent_to_workers(make):
     bench.inbox(0)
     bench.call_scheduler("metric", metrics=(0.5,))
     bench.perform(SendParams(0, 2, 0))
-    assert OptionChange(0, 0, "lr", bench.optimizer.param_groups[0]["lr"]) in bench.inbox(0)[0].options
+    assert (
+        OptionChange(0, 0, "lr", bench.optimizer.param_groups[0]["lr"]) in bench.inbox(0)[0].options
+    )
 
 
 def test_scheduler_that_fails_ends_the_run(make, monkeypatch, capsys):

@@ -235,7 +235,7 @@ def test_epoch_that_the_script_passes_is_reported():
     assert script.push() == SchedulerCalls(0, "given", 3, 0, 4.0)
 
 
-def test_metrics_of_worker_0_are_reported_and_its_rate_waits_for_the_server():
+def test_metrics_of_worker_0_are_reported_and_its_rate_changes_at_once():
     script = Script(lambda o: ReduceLROnPlateau(o, patience=1, factor=0.5))
     for metric in (1.0, 2.0):
         script.scheduler.step(metric)
@@ -243,8 +243,19 @@ def test_metrics_of_worker_0_are_reported_and_its_rate_waits_for_the_server():
     assert script.push() is None
     script.scheduler.step(torch.tensor(3.0))
     assert script.scheduler.best == 1.0
-    assert (script.lr, script.scheduler.get_last_lr()) == (1.0, [1.0])
+    assert (script.lr, script.scheduler.get_last_lr()) == (0.5, [0.5])
     assert script.push() == SchedulerCalls(0, "metric", 3, 0, None, (3.0,))
+
+
+@pytest.mark.parametrize("lr", [1.0, torch.tensor(1.0)])
+def test_rate_of_a_restarted_worker_0_waits_for_the_server(lr):
+    """Its scheduler doesn't know the metrics of the process before."""
+    script = Script(lambda o: ReduceLROnPlateau(o, patience=1, factor=0.5))
+    script.optimizer.param_groups[0]["lr"] = lr
+    script.follower.join(2)
+    for metric in (1.0, 2.0, 3.0):
+        script.scheduler.step(metric)
+    assert (script.lr, script.scheduler.get_last_lr()) == (1.0, [1.0])
     script.optimizer.param_groups[0]["lr"] = 0.5  # by the server
     script.follower.read_rates()
     assert script.scheduler.get_last_lr() == [0.5]

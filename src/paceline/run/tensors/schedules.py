@@ -188,8 +188,10 @@ class Schedules:
         self._turns = [dict(turns) for turns in saved["turns"]]
         for schedule, values in zip(self._schedules, saved["schedulers"], strict=True):
             mode, steps, ratio, epoch, metrics = values
+            # Or torch warns at the next call that the optimizer hasn't stepped.
+            schedule.scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the optimizer hasn't stepped in this process
+                warnings.simplefilter("ignore")
                 if mode == "metric":
                     schedule.step_with(metrics, len(metrics))
                 else:

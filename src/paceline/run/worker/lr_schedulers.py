@@ -86,6 +86,7 @@ class Follower:
         self._shown = 0  # steps that the script's scheduler has made
         self._epoch: float | None = None  # the largest that was passed to it
         self._metrics: list[float] = []  # not reported yet
+        self._has_all_metrics = True  # false if the server had some from an earlier process
         self._sent: SchedulerCalls | None = None
         kind = type(scheduler)
         own = {"__doc__": kind.__doc__, "follower": self}
@@ -108,7 +109,7 @@ class Follower:
         if argument is not None and self._takes_metric:
             if self._worker == 0:
                 self._metrics.append(argument)
-                self._step_without_rate(argument)
+                self._step_with(argument)
         elif argument is not None:
             self._step_to_epoch(argument)
         elif self._epoch is not None:
@@ -187,6 +188,7 @@ class Follower:
         """Continue at a server whose scheduler has made this many steps."""
         self._offset_without = steps - self._calls
         self._offset_with_passes = min(self._offset_with_passes, self._offset_without)
+        self._has_all_metrics &= steps == self._calls
         self._sent = None
 
     def is_behind(self, steps: int, epoch: float | None) -> bool:
@@ -221,11 +223,13 @@ class Follower:
             self._epoch = epoch
             self._really_step(epoch)
 
-    def _step_without_rate(self, metric: float) -> None:
-        """Step with a metric, but leave the rates: they come from the server."""
+    def _step_with(self, metric: float) -> None:
+        """Step with a metric; keep the old rates unless the server will set the new ones, too."""
         groups = self._scheduler.optimizer.param_groups
         rates = [_copied(group["lr"]) for group in groups]
         self._really_step(metric)
+        if self._has_all_metrics:
+            return
         for group, rate in zip(groups, rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].copy_(rate)
