@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from failures import LOOP, TRAINING, counts, troubled
+from paceline.run.launch import launcher
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Ended
 from paceline.watch.audit import audit
@@ -197,11 +198,11 @@ def content(file):
 # ------------------------------------------------------------------------------ how it ends
 
 
-def test_failure_of_all_workers_has_exit_code_1(call, script):
+def test_failure_before_prepare_has_exit_code_1(call, script):
     path = script("raise SystemExit(7)")
     code, _, err = call("run", "-w", 1, "--steps", 3, "--run-dir", "run", path, "run")
     assert code == 1
-    assert "worker 0 failed with exit code 7" in err
+    assert "paceline  | server failed with exit code 7" in err.splitlines()
 
 
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
@@ -253,14 +254,65 @@ def trouble(run):
 def test_interrupt_before_the_server_is_ready_stops_the_run(call, script):
     source = f"""
 if ROLE == "server":
-    time.sleep(1000)
-elif WORKER == 0:
     os.kill({os.getpid()}, signal.SIGINT)
+    time.sleep(1000)
 """
     code, _, err = call("run", "-w", 2, "--steps", 9, script(troubled(source + QUIET)), ".")
     assert code == 130
     assert "paceline  | server was killed by SIGTERM" in err.splitlines()
     assert "Trace:" not in err  # there is none yet
+
+
+# ------------------------------------------------------------------------------ how it starts
+
+
+def test_workers_start_when_the_server_has_reached_prepare(launch):
+    """So a download before `prepare` happens once, and is complete when the others look for it."""
+    source = """
+if not (OUT / "data").exists():
+    (OUT / f"download-by-{ROLE}-{WORKER}").touch()
+    time.sleep(0.2)  # others would begin to download meanwhile
+    (OUT / "data").touch()
+"""
+    ran = launch(troubled(source + QUIET), workers=3, steps=3)
+    assert ran.code == 0
+    assert [file.name for file in ran.folder.glob("download-by-*")] == ["download-by-server--1"]
+
+
+def test_script_that_never_calls_prepare_is_executed_once_and_explained(call, script):
+    path = script("print('nothing to train')")
+    code, out, err = call("run", "-w", 3, "--output", "all", "--run-dir", "run", path, "run")
+    assert code == 1
+    assert out.splitlines() == ["server    | nothing to train"]
+    why = "nothing was trained: the script never called run.prepare()"
+    assert err.splitlines()[-1] == f"paceline  | {why}"
+
+
+def test_failure_before_prepare_is_shown_once(call, script):
+    path = script("raise ValueError('out of luck')")
+    code, out, err = call("run", "-w", 3, "--output", "all", "--run-dir", "run", path, "run")
+    assert (code, out) == (1, "")
+    assert err.count("ValueError: out of luck\n") == 1
+    assert err.splitlines()[-1] == "paceline  | server failed with exit code 1"
+
+
+def test_slow_start_is_explained_once(launch, monkeypatch):
+    monkeypatch.setattr(launcher, "SLOW_START_S", 0.0)
+    source = "if ROLE == 'server': time.sleep(0.7)\n"
+    ran = launch(troubled(source + QUIET), steps=3)
+    assert ran.code == 0
+    assert ran.err == "paceline  | the workers start when the server has reached run.prepare()\n"
+
+
+def test_server_killed_before_prepare_is_restarted_and_the_workers_start(launch):
+    source = """
+if ROLE == "server" and not was_told("struck--1"):
+    strike()
+"""
+    ran = launch(troubled(source + QUIET), steps=3, restart=True)
+    assert ran.code == 0
+    assert [update.update for update in ran.trace.updates()] == [1, 2, 3]
+    assert "server was killed by SIGKILL; restarting in 0.5 s (attempt 1 of 5)" in ran.err
 
 
 # ------------------------------------------------------- the command itself, as a user starts it

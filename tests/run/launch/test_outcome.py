@@ -209,13 +209,19 @@ def test_server_killed_after_the_last_update_is_restarted_to_end_the_run(launch,
 
 @pytest.fixture
 def slow_launcher(monkeypatch):
-    """Let the launcher connect only to a server that replaces a killed one."""
+    """Let the launcher know only that its server has started, until it is killed and replaced."""
     connect, on_server_exit = RunMonitor.connect, RunMonitor.on_server_exit
+    on_progress = RunMonitor._on_progress
     exits = []
 
     def connect_late(self):
-        if exits:
+        if exits or not self.was_served:
             connect(self)
+
+    def lose_connection(self, progress):
+        on_progress(self, progress)
+        if not exits:
+            self._disconnect()
 
     def on_exit(self):
         exits.append(True)
@@ -223,9 +229,10 @@ def slow_launcher(monkeypatch):
 
     monkeypatch.setattr(RunMonitor, "connect", connect_late)
     monkeypatch.setattr(RunMonitor, "on_server_exit", on_exit)
+    monkeypatch.setattr(RunMonitor, "_on_progress", lose_connection)
 
 
-def test_server_killed_before_the_launcher_connected_is_restarted_to_end_the_run(
+def test_server_killed_before_the_launcher_heard_of_the_end_is_restarted_to_end_the_run(
     launch, slow_launcher
 ):
     """The launcher doesn't know that the run is over, only that the scripts have ended."""
@@ -252,7 +259,7 @@ def test_updates_lost_after_all_scripts_ended_are_a_failure(launch):
     check_lost_updates(launch)
 
 
-def test_updates_lost_before_the_launcher_connected_are_a_failure(launch, slow_launcher):
+def test_updates_lost_before_the_launcher_heard_of_them_are_a_failure(launch, slow_launcher):
     check_lost_updates(launch)
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run a script on this machine: start its server and workers, restart them, end cleanly.
 
-Processes are forked from a fork server that has torch loaded already. A worker that dies is
+Processes are forked from a fork server that has torch loaded already. The workers start when the
+server has reached `run.prepare()`, so what a script does before that, such as downloading a data
+set, is done by one process first and found done by the others. A worker that dies is
 restarted, and so is a server that was killed, until several restarts in a row make no progress. If
 all workers fail in the same way, restarting won't help, and the run ends.
 """
@@ -36,6 +38,7 @@ from paceline.run.settings import Settings
 __all__ = ["Launcher"]
 
 GRACE_S = 10.0  # for workers to exit after a signal or the server, for all to exit after a kill
+SLOW_START_S = 10.0  # say after this long why no worker is running yet
 READY_S = 1.0  # for a server to start serving when all workers have already failed
 TICK_S = 0.2  # between checks of what sends no event
 
@@ -59,6 +62,8 @@ class Launcher:
         self._completed: set[int] = (
             set()
         )  # workers whose scripts ended; a line may be printed for them
+        self._have_workers_started = False
+        self._say_slow_start_at = inf
         self._is_ending = False  # nothing is restarted from now on
         self._has_given_up = False  # all workers are gone before the end
         self._is_broken = False  # because the script crashes
@@ -112,7 +117,8 @@ class Launcher:
 
     @property
     def _have_all_scripts_ended(self) -> bool:
-        return all(worker.pid is None and worker.code == 0 for worker in self._workers)
+        have_ended = all(worker.pid is None and worker.code == 0 for worker in self._workers)
+        return self._have_workers_started and have_ended
 
     def _start(self, server: Identity) -> None:
         spec = self._settings.spec
@@ -129,8 +135,17 @@ class Launcher:
             Child(f"worker {worker}", replace(server, worker=worker), threads)
             for worker in range(spec.workers)
         ]
-        for child in self._children:
-            self._start_child(child)
+        self._start_child(self._server)
+        self._say_slow_start_at = monotonic() + SLOW_START_S
+
+    def _start_workers(self) -> None:
+        """Start all workers, once the server has reached `run.prepare()`."""
+        if self._have_workers_started or self._is_ending or not self._monitor.is_serving:
+            return
+        self._have_workers_started = True
+        self._say_slow_start_at = inf
+        for worker in self._workers:
+            self._start_child(worker)
 
     # ----------------------------------------------------------------------------- the main loop
 
@@ -143,6 +158,7 @@ class Launcher:
                 self._output.read(key.data)
             elif key.data is self._monitor:
                 self._monitor.receive()
+                self._start_workers()
         for child in self._processes.take_exited():
             if child is self._server:
                 self._monitor.on_server_exit()
@@ -167,6 +183,9 @@ class Launcher:
         self._report_unavailable()
         self._say_early_ends()
         self._stop_idle_server()
+        if monotonic() >= self._say_slow_start_at:
+            self._say_slow_start_at = inf
+            self._output.say("the workers start when the server has reached run.prepare()")
 
     def _on_worker_exited(self, worker: Child) -> None:
         assert worker.who.worker is not None
@@ -305,7 +324,7 @@ class Launcher:
         self._stop_idle_server()
 
     def _end_if_no_worker_is_left(self) -> None:
-        if self._is_any_worker_running:
+        if self._is_any_worker_running or not self._have_workers_started:
             return
         alike = self._all_failed_alike()
         if not alike and any(worker.start_at is not None for worker in self._workers):

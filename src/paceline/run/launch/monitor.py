@@ -32,7 +32,7 @@ from paceline.trace.schema import FINISHED
 __all__ = ["End", "RunMonitor"]
 
 CONNECT_S = 1.0  # for the OS to connect; takes long only if the server is flooded
-RETRY_S = 0.05  # between attempts to connect
+RETRY_S = 0.01  # between attempts to connect; the workers start after the first that succeeds
 REFRESH_S = 1.0  # for a server to answer; one that is busy may take longer
 DRAIN_S = 1.0  # for the connection to close when the server has exited
 
