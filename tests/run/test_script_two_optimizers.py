@@ -140,6 +140,43 @@ def test_gan_trains_under_every_policy(launch, policy):
     assert all(changed)
 
 
+MOVING = """
+run = paceline.join()
+maker, judge, of_maker, of_judge = run.prepare(maker, judge, of_maker, of_judge)
+moved = 0
+step = 0
+begin = [p.detach().clone() for p in maker.parameters()]
+while not run.finished:
+    judge.zero_grad()
+    forward = [p.detach().clone() for p in maker.parameters()]
+    fake = maker(draw(run.worker, step, 2))
+    (say(judge(draw(run.worker, step, 3) + 2.0), 1.0) + say(judge(fake.detach()), 0.0)).backward()
+    of_judge.step()
+    if run.finished:
+        break
+    moved += not all(map(torch.equal, forward, maker.parameters()))
+    maker.zero_grad()
+    say(judge(fake), 1.0).backward()
+    of_maker.step()
+    step += 1
+tensors = [t.detach().clone() for m in (maker, judge) for t in m.state_dict().values()]
+trained = not all(map(torch.equal, begin, maker.parameters()))
+keep(run, moved=moved, step=step, trained=trained, tensors=tensors)
+"""
+
+
+@pytest.mark.parametrize("policy", ["sync", "async", "ssp:2", "softsync:2"])
+def test_weights_do_not_move_between_a_forward_and_its_backward_pass(launch, policy):
+    """The step of the judge loads only the judge, so the maker's graph fits the maker."""
+    ran = launch(GAN + MOVING, workers=3, steps=60, policy=policy, min_workers=3)
+    assert (ran.code, ran.err) == (0, "")
+    assert [kept["moved"] for kept in ran.kept.values()] == [0, 0, 0]
+    assert sum(kept["step"] for kept in ran.kept.values()) >= 20
+    assert all(kept["trained"] for kept in ran.kept.values())
+    for worker in (1, 2):  # the end of the run loads everything
+        assert_same(ran.kept[worker]["tensors"], ran.kept[0]["tensors"])
+
+
 def test_late_worker_does_not_disturb_a_gan(launch):
     """Worker 1 is always two updates late; the others' updates still alternate."""
     ran = launch(

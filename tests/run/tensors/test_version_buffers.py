@@ -158,3 +158,83 @@ def test_end_update_without_begin_keeps_the_buffer():
     assert len(buffers) == 1
     with pytest.raises(KeyError):
         buffers.add_reader(0, 0)
+
+
+# ------------------------------------------------------------------------- versions by optimizer
+
+
+class TwoOptimizers:
+    """A shard whose workers read the parameters of each optimizer from another version."""
+
+    def __init__(self):
+        self.models = [nn.Linear(1, 1), nn.Linear(1, 1)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in self.models]
+        with torch.no_grad():
+            for model in self.models:
+                for parameter in model.parameters():
+                    parameter.zero_()
+        state = gather(self.models, optimizers)
+        self.store = InProcessStore(state.spec)
+        self.shard = Shard(state, [], self.store, apart=True)
+        self._slot = self.store.new_accumulator()
+        for flats in self._slot.flats:
+            for flat in flats:
+                flat.fill_(-1.0)
+
+    def update(self, optimizer):
+        make_update(self.shard, [SlotGradient(0, optimizer, 1, 1.0, frozenset(), self._slot)])
+
+
+def steps_in(buffer, optimizer):
+    """Return how many steps of this optimizer are in a buffer."""
+    return buffer.views.parameters[optimizer][0].item()
+
+
+turns = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=30)
+
+
+@settings(unhurried, max_examples=50)
+@given(turns)
+def test_parameters_of_each_optimizer_stay_until_the_worker_loads_them_again(turns):
+    """Each turn: a worker reports for an optimizer, the update is made, and it continues."""
+    bench = TwoOptimizers()
+    shard, read = bench.shard, {}
+    for worker in range(3):
+        buffer = shard.add_reader(worker, 0)
+        read |= {(worker, optimizer): (buffer, 0) for optimizer in range(2)}
+    steps = [0, 0]
+    for worker, optimizer in turns:
+        shard.remove_reader(worker, optimizer)
+        bench.update(optimizer)
+        steps[optimizer] += 1
+        assert shard.loads_only(optimizer) == optimizer
+        buffer = shard.add_reader(worker, shard.version, optimizer)
+        read[worker, optimizer] = (buffer, steps[optimizer])
+        for (_, section), (buffer, count) in read.items():
+            assert steps_in(buffer, section) == count
+    assert len(bench.store.buffers) <= 3 * 2 + 2
+
+
+def test_one_buffer_is_enough_for_one_worker_with_two_optimizers():
+    bench = TwoOptimizers()
+    bench.shard.add_reader(0, 0)
+    for turn in range(6):
+        bench.shard.remove_reader(0, turn % 2)
+        bench.update(turn % 2)
+        bench.shard.add_reader(0, turn + 1, turn % 2)
+    assert len(bench.store.buffers) == 1
+
+
+def test_worker_that_leaves_reads_nothing():
+    bench = TwoOptimizers()
+    bench.shard.add_reader(0, 0)
+    bench.update(0)
+    assert len(bench.store.buffers) == 2
+    bench.shard.remove_reader(0)
+    for turn in range(4):
+        bench.update(turn % 2)
+    assert len(bench.store.buffers) == 2
+
+
+def test_shard_with_one_optimizer_has_nothing_to_keep_apart():
+    assert Bench().shard.loads_only(0) is None

@@ -103,6 +103,34 @@ def test_graph_from_before_a_load_can_still_be_used(stage):
     loss.backward()
 
 
+@pytest.mark.parametrize("stage", [True, False])
+def test_parameters_of_other_optimizers_stay_as_they_are(stage):
+    models = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    state = gather(models, optimizers)
+    replica = Replica(state, models, stage=stage)
+    store = InProcessStore(state.spec)
+    versions = [store.new_buffer().views for _ in range(3)]
+    for number, views in enumerate(versions):
+        for flat in (*views.flats[0], *views.flats[1], *views.buffer_flats):
+            flat.fill_(number)
+
+    def loaded():
+        return [model[0].weight[0, 0].item() for model in models]
+
+    replica.load(versions[0])
+    assert loaded() == [0, 0]
+    replica.load(versions[1], optimizer=1)
+    assert loaded() == [0, 1]
+    assert models[0][1].running_mean[0] == 1, "buffers are always loaded"
+    replica.load(versions[2], optimizer=0)
+    assert loaded() == [2, 1]
+    replica.load_again()
+    assert loaded() == [2, 1]
+    replica.load(versions[2])
+    assert loaded() == [2, 2]
+
+
 def test_only_pointed_parameters_change_their_address():
     for stage in (True, False):
         bench = Bench(stage)

@@ -161,6 +161,7 @@ class Assignment(_Message, tag=7, frozen=True):
     buffer: Count
     scheduler_steps: tuple[Count, ...]  # that each scheduler has made
     asked_at: Amount  # time.monotonic() on the server's host
+    optimizer: Count | None = None  # load only its parameters; None: load all
     options: tuple[OptionChange, ...] = ()  # those that this worker doesn't know yet
     notice: FateNotice | None = None
     position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none

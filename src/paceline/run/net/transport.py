@@ -16,7 +16,8 @@ Theory of operation
     A gradient is *announced* by its report and *delivered* when all of it can be read on the
     server. Where memory is shared the two coincide. A view that `delivered` returned stays valid
     until the worker gets its next assignment; a version that was published stays unchanged until
-    the worker has reported on it.
+    the worker has reported on it, and the parameters that the next assignment doesn't load stay
+    unchanged for longer.
 
 Both ends also carry the control messages, because an assignment must never overtake the memory it
 refers to. No file descriptor, address or socket appears in this interface. One contract suite,

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.core.barrier_free import Free
 from paceline.core.decider import NOTHING, Decider
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
@@ -48,8 +49,16 @@ def serve_run(
     It continues from the newest checkpoint in the run's folder, if there is one.
     """
     store = SharedMemoryStore(state.spec)
-    kept = parse_policy(settings.policy).versions_kept
-    shard = Shard(state, schedulers, store, versions_kept=kept, ema=settings.ema)
+    policy = parse_policy(settings.policy)
+    shard = Shard(
+        state,
+        schedulers,
+        store,
+        versions_kept=policy.versions_kept,
+        ema=settings.ema,
+        # Rules with a barrier promise gradients of one version.
+        apart=isinstance(policy, Free),
+    )
     if shard.size_bytes < WORTH_THREADS_BYTES:
         torch.set_num_threads(1)
     token = identity.token()  # raises if it can't be read, so before there is a socket to close

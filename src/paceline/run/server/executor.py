@@ -222,13 +222,15 @@ class Executor:
     def _send_params(self, action: SendParams, performed: Performed) -> None:
         peer = self._roster[action.worker]
         self._shard.release_slot(action.worker)
-        buffer = self._shard.add_reader(action.worker, action.version)
+        optimizer = self._shard.loads_only(peer.optimizer)
+        buffer = self._shard.add_reader(action.worker, action.version, optimizer)
         assignment = messages.Assignment(
             turn=action.turn,
             version=action.version,
             buffer=buffer.number,
             scheduler_steps=self._shard.schedules.steps,
             asked_at=self._clock.monotonic_at(performed.time),
+            optimizer=optimizer,
             options=self._options_for(peer),
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(action.worker),

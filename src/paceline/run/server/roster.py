@@ -36,6 +36,7 @@ class Peer:
     asked_at: float | None = None  # when its turn began; None: it is idle
     update: int | None = None  # the update its last gradient was accepted for, if it was
     notice: messages.FateNotice | None = None  # the fate of its last gradient, until it is sent
+    optimizer: int | None = None  # that its last gradient was for; None: it hasn't reported one
     is_parked: bool = False  # its process is stopped, and it has left the run for now
     is_silent: bool = False  # it was parked while idle, so it has nothing to report
 
@@ -145,8 +146,8 @@ class Roster:
         peer.is_parked, peer.is_silent = True, peer.asked_at is None
 
     def unpark(self, peer: Peer) -> None:
-        """Note that the member's process is running again."""
-        peer.is_parked = False
+        """Note that the member's process is running again; its gradient is void."""
+        peer.is_parked, peer.optimizer = False, None
 
     # ----------------------------------------------------------------------------------- turns
 
@@ -154,9 +155,12 @@ class Roster:
         """Note that the member got an assignment, with all option changes up to `options_known`."""
         peer.asked_at, peer.options_known, peer.notice = now, options_known, None
 
-    def end_turn(self, peer: Peer) -> float | None:
-        """Note that the member is idle; return when its turn began, None if it had none."""
-        asked_at, peer.asked_at = peer.asked_at, None
+    def end_turn(self, peer: Peer, optimizer: int | None = None) -> float | None:
+        """Note that the member is idle; return when its turn began, None if it had none.
+
+        `optimizer`: that it has reported a gradient for, if it has.
+        """
+        asked_at, peer.asked_at, peer.optimizer = peer.asked_at, None, optimizer
         return asked_at
 
     def reopen_turn(self, peer: Peer, asked_at: float) -> None:

@@ -263,8 +263,9 @@ class Server:
         measured: Measured,
         report: Report,
     ) -> None:
-        self._roster.end_turn(peer)
-        self._shard.remove_reader(peer.worker)
+        optimizer = report.optimizer if isinstance(report, messages.GradientReport) else None
+        self._roster.end_turn(peer, optimizer)
+        self._shard.remove_reader(peer.worker, optimizer)
         try:
             self._handle(event, measured, report)
         except ProtocolError:

@@ -47,12 +47,16 @@ class Shard:
         *,
         versions_kept: int = 1,
         ema: float | None = None,
+        apart: bool = False,
     ) -> None:
         """Make the script's own tensors version 0.
 
         `versions_kept`: how many of the newest versions may still be assigned. `ema`: keep
-        a moving average of the weights with this decay.
+        a moving average of the weights with this decay. `apart`: a worker may read the parameters
+        of each optimizer from another version.
         """
+        self._everything = tuple(range(len(state.parameters) + 1))  # the last one is the buffers
+        self._is_apart = apart and len(state.parameters) > 1
         self.state = state
         self.version = 0
         self.average: list[list[Tensor]] | None = None
@@ -93,13 +97,31 @@ class Shard:
         """The buffer of the newest version."""
         return self._buffers.current
 
-    def add_reader(self, worker: int, version: int) -> ParameterBuffer:
-        """Return the buffer of a version; it stays unchanged until `remove_reader`."""
-        return self._buffers.add_reader(worker, version)
+    def add_reader(
+        self, worker: int, version: int, optimizer: int | None = None
+    ) -> ParameterBuffer:
+        """Return the buffer of a version; it stays unchanged until `remove_reader`.
 
-    def remove_reader(self, worker: int) -> None:
-        """Note that the worker no longer computes with any version."""
-        self._buffers.remove_reader(worker)
+        With `optimizer`, the worker reads the parameters of this optimizer and the buffers from it,
+        and everything else where it did before.
+        """
+        return self._buffers.add_reader(worker, version, self._sections(optimizer))
+
+    def remove_reader(self, worker: int, optimizer: int | None = None) -> None:
+        """Note that the worker no longer computes with any version.
+
+        With `optimizer`, it still reads the parameters of the other ones, if it may.
+        """
+        whole = optimizer is None or not self._is_apart
+        self._buffers.remove_reader(worker, None if whole else self._sections(optimizer))
+
+    def loads_only(self, optimizer: int | None) -> int | None:
+        """Return the optimizer whose parameters a worker loads after a step of it; None: all."""
+        return optimizer if self._is_apart else None
+
+    def _sections(self, optimizer: int | None) -> tuple[int, ...]:
+        """Return the sections that a worker reads, or an update of this optimizer changes."""
+        return self._everything if optimizer is None else (optimizer, self._everything[-1])
 
     def _point_parameters_at(self, views: Views) -> None:
         for own, values in zip(self.state.parameters, views.parameters, strict=True):
@@ -165,7 +187,8 @@ class Shard:
     def _begin_version(self, update: int) -> None:
         """Move the parameters to memory that no worker reads."""
         old = self._buffers.current.views
-        if self._buffers.begin_update(update):
+        changing = {section for index in self._averages for section in self._sections(index)}
+        if self._buffers.begin_update(update, changing):
             new = self._buffers.current.views
             for source, target in zip(old.flats, new.flats, strict=True):
                 _copy(source, target)

@@ -6,8 +6,13 @@ worker reads it: an update is made in place when no worker computes with the new
 otherwise in a free buffer, into which the parameters are copied first. So there are never more
 buffers than workers plus the versions that the policy keeps, and a single one if all workers wait
 for the update.
+
+A worker may read the parameters of each optimizer from another version. Then a buffer may be
+written, too, if nobody reads those of its parameters that change; and there are up to as many
+buffers for each worker as there are optimizers.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -15,6 +20,9 @@ from torch import Tensor
 from paceline.run.tensors.layout import Views
 
 __all__ = ["BufferStore", "ParameterBuffer", "VersionBuffers"]
+
+
+WHOLE = (0,)  # a buffer that is read and written as a whole has one section
 
 
 class ParameterBuffer(NamedTuple):
@@ -51,7 +59,7 @@ class VersionBuffers:
         self._versions_kept = versions_kept
         self._all: list[ParameterBuffer] = []
         self._by_version: dict[int, ParameterBuffer] = {}
-        self._by_reader: dict[int, ParameterBuffer] = {}
+        self._by_reader: dict[int, dict[int, ParameterBuffer]] = {}  # and by section
         self.current = self._allocate()
         """The buffer that holds the newest version, or in which the next one is being made."""
 
@@ -67,25 +75,36 @@ class VersionBuffers:
         """Note that the current buffer holds this version, and that no other version exists."""
         self._by_version = {version: self.current}
 
-    def add_reader(self, worker: int, version: int) -> ParameterBuffer:
-        """Return the buffer of a version; it stays unchanged until `remove_reader`."""
-        buffer = self._by_reader[worker] = self._by_version[version]
+    def add_reader(
+        self, worker: int, version: int, sections: Collection[int] = WHOLE
+    ) -> ParameterBuffer:
+        """Return the buffer of a version; these sections of it stay unchanged.
+
+        They do until `remove_reader`, or until the worker reads them from another buffer.
+        """
+        buffer = self._by_version[version]
+        self._by_reader.setdefault(worker, {}).update(dict.fromkeys(sections, buffer))
         return buffer
 
-    def remove_reader(self, worker: int) -> None:
-        """Note that the worker no longer reads any version."""
-        self._by_reader.pop(worker, None)
+    def remove_reader(self, worker: int, sections: Collection[int] | None = None) -> None:
+        """Note that the worker no longer reads these sections of any version; None: all."""
+        read = self._by_reader.get(worker, {})
+        for section in list(read) if sections is None else sections:
+            read.pop(section, None)
 
-    def begin_update(self, update: int) -> bool:
-        """Make `current` a buffer that may be written; return whether it is a different one.
+    def begin_update(self, update: int, sections: Collection[int] = WHOLE) -> bool:
+        """Make `current` a buffer whose sections may be written; return whether it is another one.
 
         If it is, the caller copies the parameters from the old one. It always calls `end_update`.
         """
         for version in [v for v in self._by_version if v <= update - self._versions_kept]:
             del self._by_version[version]
-        in_use = {b.number for b in (*self._by_version.values(), *self._by_reader.values())}
-        if self.current.number not in in_use:
+        in_use = {buffer.number for buffer in self._by_version.values()}
+        read = [item for by_section in self._by_reader.values() for item in by_section.items()]
+        changing = {buffer.number for section, buffer in read if section in sections}
+        if self.current.number not in in_use | changing:
             return False
+        in_use |= {buffer.number for _, buffer in read}
         free = next((buffer for buffer in self._all if buffer.number not in in_use), None)
         self.current = free or self._allocate()
         return True

@@ -43,10 +43,12 @@ class Replica:
         self.optimizers = state.optimizers
         self._state = state
         self._is_detached = False
-        self._at: Views | None = None  # what the parameters point at
-        self._addresses: list[list[int]] = []  # of the parameters, by optimizer
-        self._pointed: list[tuple[int, int, Tensor]] = []
-        self._copied: list[tuple[int, int, Tensor]] = []
+        self._newest: Views | None = None  # the version that was loaded last
+        # By optimizer:
+        self._at: list[Views | None] = [None] * len(state.parameters)  # what they point at
+        self._addresses: list[list[int]] = [[] for _ in state.parameters]
+        self._pointed: list[list[tuple[int, Tensor]]] = [[] for _ in state.parameters]
+        self._copied: list[list[tuple[int, Tensor]]] = [[] for _ in state.parameters]
         self._staged: set[int] = set()
         self._measured: dict[Tensor, _Measured] = {}  # large gradients, by their view
         self._passes = [BackwardPasses(own) for own in state.parameters]
@@ -58,7 +60,7 @@ class Replica:
                 if stage or parameter.device.type != "cpu":
                     self._staged.add(id(parameter))
                 is_copied = id(parameter) in copied_ids | self._staged
-                (self._copied if is_copied else self._pointed).append((i, j, parameter))
+                (self._copied if is_copied else self._pointed)[i].append((j, parameter))
 
     @torch.no_grad()
     def load_constants(self, constants: Sequence[Tensor]) -> None:
@@ -72,29 +74,32 @@ class Replica:
         self._measured.clear()
 
     @torch.no_grad()
-    def load(self, views: Views) -> None:
+    def load(self, views: Views, optimizer: int | None = None) -> None:
         """Load the parameters and buffers of the version in this memory.
 
-        Does nothing after `leave`.
+        With `optimizer`, load only the parameters of this one: the others stay as they are, because
+        the script may be between a forward and a backward pass that use them. Does nothing after
+        `leave`.
         """
         if self._is_detached:
             return
-        if views is not self._at:
-            self._at = views
-            self.load_again()
-            self._addresses = [[p.data_ptr() for p in own] for own in self._state.parameters]
-        else:
-            self._copy_from(views)
+        self._newest = views
+        for i in range(len(self._at)) if optimizer is None else (optimizer,):
+            if self._at[i] is views:
+                self._copy(i, views)
+            else:
+                self._at[i] = views
+                self._point(i, views)
+                self._addresses[i] = [p.data_ptr() for p in self._state.parameters[i]]
         _copy_unnoticed(views.buffers, self._buffers)
         _copy_unnoticed(views.counters, self._counters)
 
     @torch.no_grad()
     def load_again(self) -> None:
         """Load the current version again, in case the script has replaced its parameters."""
-        assert self._at is not None
-        for i, j, parameter in self._pointed:
-            parameter.data = self._at.parameters[i][j]
-        self._copy_from(self._at)
+        for i, views in enumerate(self._at):
+            assert views is not None
+            self._point(i, views)
 
     @torch.no_grad()
     def detach(self) -> None:
@@ -104,13 +109,14 @@ class Replica:
         """
         if self._is_detached:
             return
-        assert self._at is not None
+        assert self._newest is not None
         for i, own in enumerate(self._state.parameters):
             for parameter in own:
                 parameter.grad = None
-            for source, target in zip(self._at.flats[i], self._slot.flats[i], strict=True):
+            for source, target in zip(self._newest.flats[i], self._slot.flats[i], strict=True):
                 target.copy_(source)
-        self._at, self._slot = self._slot, self._at
+        self._at = [self._slot] * len(self._at)
+        self._slot = self._newest
         self._is_detached = True
         self.load_again()
 
@@ -126,12 +132,19 @@ class Replica:
         for own in self._state.parameters:
             for parameter in own:
                 parameter.grad = None
-        for _, _, parameter in self._pointed:
-            parameter.data = parameter.data.clone()
+        for pointed in self._pointed:
+            for _, parameter in pointed:
+                parameter.data = parameter.data.clone()
 
-    def _copy_from(self, views: Views) -> None:
-        for i, j, parameter in self._copied:
-            parameter.data.copy_(views.parameters[i][j])
+    def _point(self, optimizer: int, views: Views) -> None:
+        """Point the parameters of an optimizer at this memory, and copy those that can't."""
+        for j, parameter in self._pointed[optimizer]:
+            parameter.data = views.parameters[optimizer][j]
+        self._copy(optimizer, views)
+
+    def _copy(self, optimizer: int, views: Views) -> None:
+        for j, parameter in self._copied[optimizer]:
+            parameter.data.copy_(views.parameters[optimizer][j])
 
     def fill_gaps(self) -> None:
         """Give every parameter without a gradient one of zeros, for scripts that read it."""
@@ -219,8 +232,8 @@ class Replica:
 
     def _has_new_nan(self) -> bool:
         """Return whether this turn put a NaN into the module buffers."""
-        assert self._at is not None
-        return _has_nan(self._slot.buffer_flats) and not _has_nan(self._at.buffer_flats)
+        assert self._newest is not None
+        return _has_nan(self._slot.buffer_flats) and not _has_nan(self._newest.buffer_flats)
 
     def _square_of(self, view: Tensor) -> float:
         """Return the squared norm of a gradient; measure it again only if it has changed."""

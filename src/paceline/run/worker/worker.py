@@ -331,7 +331,8 @@ class Worker:
 
     def _load(self, answer: Answer) -> None:
         """Load the version, the schedulers and the options that the answer names."""
-        self._replica.load(self._server.end.fetch(answer))
+        optimizer = answer.optimizer if isinstance(answer, messages.Assignment) else None
+        self._replica.load(self._server.end.fetch(answer), optimizer)
         self.version = answer.version
         self._checkpoint = answer.position_wanted
         if isinstance(answer, messages.Assignment):
