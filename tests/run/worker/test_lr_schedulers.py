@@ -117,15 +117,35 @@ def test_number_of_a_call_is_not_that_of_the_server():
     assert script.lr == 0.5**6
 
 
-def test_calls_that_a_restored_server_has_forgotten_come_again():
+def test_restored_server_is_told_of_a_call_when_it_is_back_at_its_version():
     script = Script()
-    for _ in range(5):
+    for epoch in range(1, 6):
+        script.follower.set_version(10 * epoch)
         script.epoch()
+    script.follower.set_version(35)
     script.follower.join(3)
     assert script.push() == SchedulerCalls(0, "epoch", 3)
-    script.epoch()
+    script.follower.set_version(40)
     assert script.push() == SchedulerCalls(0, "epoch", 4)
-    assert script.lr == 0.5**5  # a scheduler can't go back
+    script.follower.set_version(60)
+    assert script.epoch() == [SchedulerCalls(0, "epoch", 5), None]
+    assert script.push() == SchedulerCalls(0, "epoch", 6)
+    assert script.lr == 0.5**6
+
+
+def test_restored_server_is_told_the_metrics_that_it_has_forgotten():
+    script = Script(lambda o: ReduceLROnPlateau(o, patience=1, factor=0.5))
+    script.passes.begin()
+    script.passes.end()
+    for version, metric in enumerate((1.0, 2.0, 3.0), 1):
+        script.follower.set_version(version)
+        script.scheduler.step(metric)
+        script.push()
+    script.follower.set_version(1)
+    script.follower.join(1)
+    assert script.push() is None
+    script.follower.set_version(3)
+    assert script.push() == SchedulerCalls(0, "metric", 3, 0, None, (2.0, 3.0))
 
 
 # ----------------------------------------------------------------------------------- per mini-batch
@@ -306,3 +326,14 @@ def test_error_of_a_scheduler_is_raised_in_the_call():
         script.scheduler.step()
     with pytest.raises(ValueError, match="Tried to step"):
         script.scheduler.step()
+
+
+def test_metrics_inside_a_pass_continue_where_the_run_is():
+    """A restarted worker doesn't repeat the calls that were made inside passes."""
+    script = Script(ReduceLROnPlateau)
+    script.follower.join(7)
+    script.passes.begin()
+    script.scheduler.step(1.0)
+    assert script.push() == SchedulerCalls(0, "metric", 8, 0, None, (1.0,))
+    script.scheduler.step(2.0)
+    assert script.push() == SchedulerCalls(0, "metric", 9, 0, None, (2.0,))

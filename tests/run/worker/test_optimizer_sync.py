@@ -41,23 +41,23 @@ def rates(optimizers):
 
 
 def test_schedulers_follow_the_servers(optimizers, settings):
-    settings.follow([3, 1], {}, ())
+    settings.follow(0, [3, 1], {}, ())
     assert rates(optimizers) == [0.5, 1.0]
-    settings.follow([3, 3], {}, ())
+    settings.follow(0, [3, 3], {}, ())
     assert rates(optimizers) == [0.125, 1.0]
 
 
 def test_schedulers_wait_for_a_restored_server_that_is_behind(optimizers, settings):
-    settings.follow([0, 3], {}, ())
-    settings.follow([0, 1], {}, ())
-    settings.follow([0, 3], {}, ())
+    settings.follow(0, [0, 3], {}, ())
+    settings.follow(0, [0, 1], {}, ())
+    settings.follow(0, [0, 3], {}, ())
     assert rates(optimizers) == [0.125, 8.0]
-    settings.follow([0, 4], {}, ())
+    settings.follow(0, [0, 4], {}, ())
     assert rates(optimizers) == [0.0625, 8.0]
 
 
 def test_option_changed_by_the_server_is_not_returned_as_changed(optimizers, settings):
-    settings.follow([0, 1], {}, [OptionChange(1, 0, "lr", 0.25)])
+    settings.follow(0, [0, 1], {}, [OptionChange(1, 0, "lr", 0.25)])
     assert rates(optimizers) == [0.5, 0.25]
     assert settings.changes(0) == ((), ())
 
@@ -89,4 +89,4 @@ def test_step_of_a_scheduler_is_not_a_change_of_an_option(optimizers, schedulers
 
 def test_server_with_other_schedulers_is_refused(settings):
     with pytest.raises(SpecError, match=r"got 2 schedulers here and 1 on the server"):
-        settings.follow([0], {}, ())
+        settings.follow(0, [0], {}, ())

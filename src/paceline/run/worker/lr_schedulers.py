@@ -9,6 +9,7 @@ The scheduler of the script then shows what the server's does.
 """
 
 import inspect
+from bisect import bisect_right
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -78,14 +79,16 @@ class Follower:
         self._is_in_pass = False  # whether the first call was inside a training pass
         self._calls = 0  # of the script in this process
         self._pushes = 0  # of its optimizer in this process
-        # What to add to the calls for their number in the run. With passes, a new process repeats
-        # all calls of the run, after empty passes; without, it begins where the run is.
-        self._offset_with_passes = 0
-        self._offset_without = 0
+        self._version = 0  # of the parameters
+        # At which versions the script made the calls that a new process makes again. A restored
+        # server is told of a call when it is back at that version.
+        self._versions: list[int] = []
+        self._offset_if_new = 0  # calls of the run before those of this process
         self._contributors = 0  # of the update that its optimizer's last gradient went into
         self._shown = 0  # steps that the script's scheduler has made
         self._epoch: float | None = None  # the largest that was passed to it
-        self._metrics: list[float] = []  # not reported yet
+        self._metrics: list[float] = []  # of all calls
+        self._metrics_known = 0  # calls of the run whose metrics the server knows
         self._has_all_metrics = True  # false if the server had some from an earlier process
         self._sent: SchedulerCalls | None = None
         kind = type(scheduler)
@@ -101,8 +104,11 @@ class Follower:
         self._calls += 1
         if self._calls == 1:
             self._is_in_pass = self._passes.is_in_pass
-        with self._known.change():
-            self._step_at_call(argument)
+        if self._repeats_calls:
+            self._versions.append(self._version)
+        if argument is not None or not self._is_counted_by_server:
+            with self._known.change():
+                self._step_at_call(argument)
 
     def _step_at_call(self, argument: float | None) -> None:
         """Let the script's scheduler do at once what the call will make the server's do."""
@@ -114,11 +120,8 @@ class Follower:
             self._step_to_epoch(argument)
         elif self._epoch is not None:
             self._step_to_epoch(self._scheduler.last_epoch + 1)
-        elif self._is_in_pass:
-            if self._calls == 1:  # so far the server counts no gradients, because of no calls
-                self._step_to(self._contributors)
-        elif not (self._is_steady and self._calls > 1):
-            self._step_to(self._calls + self._offset)
+        else:
+            self._step_to(self._contributors if self._is_in_pass else self._call_number)
 
     def count_push(self, optimizer: int) -> None:
         """Note that the script has called `optimizer.step()`."""
@@ -130,17 +133,31 @@ class Follower:
             self._contributors = contributors
 
     @property
-    def _is_steady(self) -> bool:
-        """Whether a script without passes calls it once per push: the server counts the pushes."""
-        return not self._has_passes and self._calls == self._pushes
+    def _is_counted_by_server(self) -> bool:
+        """Whether the server counts gradients or turns by now, so that this call adds nothing."""
+        is_regular = self._is_in_pass or (not self._has_passes and self._calls == self._pushes)
+        return is_regular and self._calls > 1 and self._epoch is None
 
     @property
     def _has_passes(self) -> bool:
         return self._passes.has_begun or (self._passes.has_loader and not self._pushes)
 
     @property
+    def _repeats_calls(self) -> bool:
+        """Whether a new process makes all calls of the run again, after empty passes."""
+        return self._has_passes and not self._is_in_pass
+
+    @property
     def _offset(self) -> int:
-        return self._offset_with_passes if self._has_passes else self._offset_without
+        """What to add to the calls of this process for their number in the run."""
+        return 0 if self._repeats_calls else self._offset_if_new
+
+    @property
+    def _call_number(self) -> int:
+        """The number in the run of the latest call at or before the current version."""
+        if self._repeats_calls:
+            return bisect_right(self._versions, self._version)
+        return self._calls + self._offset
 
     # --------------------------------------------------------------------------- to the server
 
@@ -150,20 +167,23 @@ class Follower:
         is_counted = mode in ("call", "step", "mini-batch")
         if not self._calls or (is_counted and optimizer != self._optimizer):
             return None
-        if mode == "metric" and not self._metrics:
-            return None
         if mode in ("step", "mini-batch"):
             found = SchedulerCalls(self._number, mode, self._calls, self._pushes_before)
             if self._sent is not None and _is_same_ratio(found, self._sent):
                 return None
         else:
-            calls, metrics = self._calls + self._offset, tuple(self._metrics)
-            found = SchedulerCalls(self._number, mode, calls, 0, self._epoch, metrics)
-        if found == self._sent:
+            found = self._numbered_calls(mode)
+        if found == self._sent or (mode == "metric" and not found.metrics):
             return None
         self._sent = found
-        self._metrics.clear()
         return found
+
+    def _numbered_calls(self, mode: SchedulerMode) -> SchedulerCalls:
+        calls, offset = self._call_number, self._offset
+        metrics = self._metrics[max(0, self._metrics_known - offset) : calls - offset]
+        if self._worker == 0:
+            self._metrics_known = max(self._metrics_known, calls)
+        return SchedulerCalls(self._number, mode, calls, 0, self._epoch, tuple(metrics))
 
     @property
     def _pushes_before(self) -> int:
@@ -186,9 +206,11 @@ class Follower:
 
     def join(self, steps: int) -> None:
         """Continue at a server whose scheduler has made this many steps."""
-        self._offset_without = steps - self._calls
-        self._offset_with_passes = min(self._offset_with_passes, self._offset_without)
-        self._has_all_metrics &= steps == self._calls
+        self._offset_if_new = steps - self._calls
+        self._has_all_metrics &= steps == self._calls or (
+            self._repeats_calls and steps < self._calls
+        )
+        self._metrics_known = steps
         self._sent = None
 
     def is_behind(self, steps: int, epoch: float | None) -> bool:
@@ -197,6 +219,10 @@ class Follower:
             return False
         is_later = epoch is not None and (self._epoch is None or epoch > self._epoch)
         return is_later or steps > self._shown
+
+    def set_version(self, version: int) -> None:
+        """Note the version of the parameters."""
+        self._version = version
 
     def follow(self, steps: int, epoch: float | None) -> None:
         """Step as the server's scheduler has; a restored one may be behind: wait until it isn't."""

@@ -74,11 +74,12 @@ class OptimizerSettings:
 
     def follow(
         self,
+        version: int,
         steps: Sequence[int],
         epochs: Mapping[int, float],
         options: Sequence[OptionChange],
     ) -> None:
-        """Follow the server, whose schedulers are at these steps and epochs.
+        """Follow the server, whose schedulers are at these steps and epochs at this version.
 
         Raises SpecError if the server has other schedulers.
         """
@@ -87,6 +88,8 @@ class OptimizerSettings:
                 f"run.prepare() got {len(self._followers)} schedulers here and {len(steps)} on the "
                 "server; pass the same ones in every process"
             )
+        for follower in self._followers:
+            follower.set_version(version)
         if self._has_joined:
             self._has_joined = False
             for follower, count in zip(self._followers, steps, strict=True):

@@ -335,13 +335,13 @@ class Worker:
         self._replica.load(self._server.end.fetch(answer), optimizer)
         self.version = answer.version
         self._checkpoint = answer.position_wanted
+        options = answer.options if isinstance(answer, messages.Assignment) else ()
+        self._settings.follow(answer.version, answer.scheduler_steps, answer.epochs, options)
         if isinstance(answer, messages.Assignment):
-            self._settings.follow(answer.scheduler_steps, answer.epochs, answer.options)
             self._assignment = answer
             self._state.apply(WorkerEvent.ASSIGNED)
             self._clock.begin(answer.asked_at if self._server.end.shares_clock else None)
         else:
-            self._settings.follow(answer.scheduler_steps, answer.epochs, ())
             self._replica.detach()
             self._state.apply(WorkerEvent.RUN_ENDED)
 
