@@ -92,7 +92,7 @@ def test_prepare_refuses_what_a_run_cannot_train(make):
 
 
 def test_refused_script_ends_the_run_and_says_why_once(script, tmp_path, capsys, forkserver):
-    """Each process ends by itself, the server included."""
+    """The server refuses it, and no worker is started."""
     path = script("run = paceline.join()\nrun.prepare(nn.Linear(2, 2))\n")
     at = len(path.read_text().splitlines())
     run_dir = tmp_path / "run"
@@ -104,9 +104,9 @@ def test_refused_script_ends_the_run_and_says_why_once(script, tmp_path, capsys,
     assert code == 2
     assert err.count(f" | script.py:{at}: {REFUSED[nothing_to_train]}\n") == 1
     assert "Traceback" not in err
-    for name in ("server", "worker-0", "worker-1"):
-        kept = (run_dir / "output" / f"{name}.log").read_text()
-        assert kept == f"script.py:{at}: {REFUSED[nothing_to_train]}\n"
+    assert [file.name for file in (run_dir / "output").iterdir()] == ["server.log"]
+    kept = (run_dir / "output" / "server.log").read_text()
+    assert kept == f"script.py:{at}: {REFUSED[nothing_to_train]}\n"
 
 
 # ------------------------------------------------------------------------------------ after prepare
