@@ -19,6 +19,10 @@ PATIENCE_S = 120
 STEPS = 60
 
 
+# Python's streams fail at exit only if they are buffered, as they are by default.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 class StartedRun:
     """A run as a user starts it, and all its processes."""
 
@@ -32,7 +36,7 @@ class StartedRun:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "TMPDIR": str(folder / "tmp")},
+            env={**BUFFERED, "TMPDIR": str(folder / "tmp")},
         )
 
     def wait_for(self, word: str) -> None:
@@ -124,7 +128,7 @@ def test_closed_stderr_does_not_change_the_exit_code(tmp_path):
     script.write_text(SCRIPT, encoding="utf-8")
     words = ["run", "-w", "1", "--steps", "3", "--run-dir", str(tmp_path / "run"), str(script)]
     with subprocess.Popen(
-        [PACELINE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [PACELINE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=BUFFERED
     ) as launcher:
         launcher.stderr.readline()
         launcher.stderr.close()
