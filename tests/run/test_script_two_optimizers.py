@@ -211,3 +211,46 @@ def test_workers_that_start_with_different_optimizers_synchronize(launch):
     fates = [kept["fates"] for kept in ran.kept.values()]
     assert sorted(map(len, fates)) == [6, 7]
     assert sorted(fate for one in fates for fate in one) == ["accepted"] * 12 + ["cancelled"]
+
+
+FORWARD_FORWARD = """
+class Layer(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=0.03)
+
+    def forward(self, x):
+        return torch.relu(super().forward(x / (x.norm(dim=1, keepdim=True) + 1e-4)))
+
+    def fit(self, good, bad, steps):
+        losses = []
+        for _ in range(steps):
+            apart = torch.cat([2 - self(good).square().mean(1), self(bad).square().mean(1) - 2])
+            loss = F.softplus(apart).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+torch.manual_seed(0)
+layers = [Layer(*sizes) for sizes in ((20, 40), (40, 40), (40, 40))]
+run = paceline.join()
+run.prepare(nn.Sequential(*layers), *(layer.optimizer for layer in layers))
+good, bad = torch.randn(60, 20) + 1, torch.randn(60, 20) - 1
+losses = []
+for layer in layers:
+    losses.append(layer.fit(good, bad, steps=40))
+    good, bad = layer(good).detach(), layer(bad).detach()
+keep(run, losses=losses)
+"""
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "ssp:2"])
+def test_layers_that_are_trained_one_after_the_other_are_all_trained(launch, policy):
+    """Each layer has its optimizer, as in the forward-forward algorithm."""
+    ran = launch(FORWARD_FORWARD, workers=3, steps=100_000, policy=policy, min_workers=3)
+    assert ran.code == 0, ran.err
+    for losses in ran.kept[0]["losses"]:
+        assert len(losses) == 40
+        assert losses[-1] < 0.95 * losses[0]

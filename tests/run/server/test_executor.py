@@ -86,7 +86,7 @@ def test_no_actions_have_no_results(make):
 def test_accepted_gradient_is_kept_for_its_update_and_the_worker_is_notified(make):
     bench = make().join(0)
     bench.report(0, [1.0, 2.0])
-    assert bench.parts.shard.optimizer_of(1) == 0
+    assert bench.parts.shard.optimizers_of(1) == [0]
     assert bench.peer(0).notice == messages.FateNotice(Fate.ACCEPTED, 0, 0, 0)
     assert bench.peer(0).update == 1
 

@@ -10,7 +10,7 @@ from fakes import Cluster
 from paceline.errors import ProtocolError
 from paceline.run.net.in_process import InProcessStore
 from paceline.run.net.messages import GradientReport
-from paceline.run.server.gradient_checks import check_gradient, is_of_another_optimizer
+from paceline.run.server.gradient_checks import CATCHING_UP, OptimizerPhases, check_gradient
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.sums import SlotGradient
@@ -71,23 +71,44 @@ def test_gradient_that_would_not_count_may_be_cancelled(shard):
 
 
 def test_update_is_made_of_gradients_of_one_optimizer(shard):
-    decider = Cluster.of("sync").decider
-    assert not is_of_another_optimizer(decider, shard, 0, report(0))
+    phases = OptimizerPhases(Cluster.of("sync").decider, shard)
+    assert not phases.is_out_of_step(0, report(0))
     add(shard, 1, optimizer=0)
-    assert not is_of_another_optimizer(decider, shard, 0, report(0))
-    assert is_of_another_optimizer(decider, shard, 0, report(1))
+    assert not phases.is_out_of_step(0, report(0))
+    assert phases.is_out_of_step(0, report(1))
+
+
+def test_worker_that_does_not_catch_up_is_accepted_with_its_own_optimizer(shard):
+    phases = OptimizerPhases(Cluster.of("sync").decider, shard)
+    add(shard, 1, optimizer=0)
+    refused = [phases.is_out_of_step(0, report(1)) for _ in range(CATCHING_UP + 2)]
+    assert refused == [True] * CATCHING_UP + [False] * 2
+    assert phases.is_out_of_step(1, report(1)), "each worker has its own patience"
+    add(shard, 1, optimizer=1)  # now the update is for both
+    assert not phases.is_out_of_step(1, report(1))
+    assert not phases.is_out_of_step(0, report(0))
+
+
+def test_patience_with_a_worker_that_has_caught_up_starts_over(shard):
+    phases = OptimizerPhases(Cluster.of("sync").decider, shard)
+    add(shard, 1, optimizer=0)
+    for _ in range(3):
+        refused = [phases.is_out_of_step(0, report(1)) for _ in range(CATCHING_UP)]
+        assert all(refused)
+        assert not phases.is_out_of_step(0, report(0))
 
 
 def test_rule_that_mixes_turns_may_mix_optimizers(shard):
     decider = Cluster.of("softsync:2").decider
     assert decider.policy.repeats
     add(shard, 1, optimizer=0)
-    assert not is_of_another_optimizer(decider, shard, 0, report(1))
+    assert not OptimizerPhases(decider, shard).is_out_of_step(0, report(1))
 
 
 def test_worker_without_work_has_no_update_to_compare(shard):
     cluster = Cluster.of("sync")
     cluster.arrive(0)
     add(shard, 1, optimizer=0)
-    assert not is_of_another_optimizer(cluster.decider, shard, 0, report(1))
-    assert not is_of_another_optimizer(cluster.decider, shard, 7, report(1))
+    phases = OptimizerPhases(cluster.decider, shard)
+    assert not phases.is_out_of_step(0, report(1))
+    assert not phases.is_out_of_step(7, report(1))

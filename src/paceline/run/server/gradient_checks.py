@@ -6,7 +6,9 @@ from paceline.errors import ProtocolError
 from paceline.run.net.messages import GradientReport
 from paceline.run.tensors.shard import Shard
 
-__all__ = ["check_gradient", "is_of_another_optimizer"]
+__all__ = ["OptimizerPhases", "check_gradient"]
+
+CATCHING_UP = 10  # turns; the iteration of a GAN has fewer steps
 
 
 def check_gradient(decider: Decider, shard: Shard, worker: int, report: GradientReport) -> None:
@@ -20,16 +22,30 @@ def check_gradient(decider: Decider, shard: Shard, worker: int, report: Gradient
         raise ProtocolError(f"turn {report.turn} was not cancelled")
 
 
-def is_of_another_optimizer(
-    decider: Decider, shard: Shard, worker: int, report: GradientReport
-) -> bool:
-    """Return whether the update that it is for already has gradients of another optimizer.
+class OptimizerPhases:
+    """Keeps the workers of a script with several optimizers at the same one.
 
-    Policies that mix the turns of workers may mix optimizers; under all others, workers stay in
-    step.
+    An update belongs to the optimizer of its first gradient. A worker that is at another one, as
+    the workers of a GAN are after a late gradient, is asked for the next gradient until it has
+    caught up. It doesn't catch up if the script trains one layer after the other, for many steps
+    each: then, the update takes gradients of both, so that no worker trains in vain.
+
+    Policies that mix the turns of workers always mix optimizers.
     """
-    member = decider.ledger.members.get(worker)
-    if decider.policy.repeats or member is None or member.work is None:
-        return False
-    other = shard.optimizer_of(member.work.update)
-    return other is not None and other != report.optimizer
+
+    def __init__(self, decider: Decider, shard: Shard) -> None:
+        self._decider = decider
+        self._shard = shard
+        self._missed: dict[int, int] = {}  # turns in a row, by worker
+
+    def is_out_of_step(self, worker: int, report: GradientReport) -> bool:
+        """Return whether to ask the worker for its next gradient instead of using this one."""
+        member = self._decider.ledger.members.get(worker)
+        if self._decider.policy.repeats or member is None or member.work is None:
+            return False
+        others = self._shard.optimizers_of(member.work.update)
+        if not others or report.optimizer in others:
+            self._missed[worker] = 0
+            return False
+        self._missed[worker] = self._missed.get(worker, 0) + 1
+        return self._missed[worker] <= CATCHING_UP

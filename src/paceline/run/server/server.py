@@ -36,7 +36,7 @@ from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
-from paceline.run.server.gradient_checks import check_gradient, is_of_another_optimizer
+from paceline.run.server.gradient_checks import OptimizerPhases, check_gradient
 from paceline.run.server.process_status import is_stopped
 from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
@@ -78,6 +78,7 @@ class Server:
         self._recorder = recorder
         self._checkpointer = checkpointer
         self._roster = Roster(settings, shard.state.spec)
+        self._phases = OptimizerPhases(decider, shard)
         self._watchers = Watchers(decider.ledger, recorder.reached)
         self._failures = RunFailure()
         self._progress = Progress(settings)
@@ -221,7 +222,7 @@ class Server:
         now = self._clock.now()
         measured = peer.measured(report.compute_s, now, report.sq_norm)
         event: GradientArrived | WorkAbandoned
-        if is_of_another_optimizer(self._decider, self._shard, worker, report):
+        if self._phases.is_out_of_step(worker, report):
             event = WorkAbandoned(now, worker, report.turn)
         else:
             is_finite = report.cancelled or report.sq_norm is not None

@@ -130,10 +130,10 @@ class Shard:
 
     # ---------------------------------------------------------------------------------- updates
 
-    def optimizer_of(self, update: int) -> int | None:
-        """Return the optimizer that an update is for; None if it has no gradient yet."""
+    def optimizers_of(self, update: int) -> list[int]:
+        """Return the optimizers that an update is for; none if it has no gradient yet."""
         pending = self._pending.get(update)
-        return None if pending is None else pending.optimizers[0]
+        return [] if pending is None else pending.optimizers
 
     def add(self, update: int, gradient: SlotGradient) -> None:
         """Keep an accepted gradient for an update; it stays in its slot until that is needed."""
