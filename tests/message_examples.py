@@ -40,7 +40,7 @@ EXAMPLES = [
     messages.Join(3, RELEASE, SPEC),
     messages.Welcome(4, "50ms", 7, True, False),
     messages.Refused("the token is wrong"),
-    messages.Assignment(5, 7, 1, (7,), 12.5, (_OPTION,), _NOTICE, 0, {0: 1.5}),
+    messages.Assignment(5, 7, 1, (7,), 12.5, None, (_OPTION,), _NOTICE, 0, {0: 1.5}),
     messages.CancelTurn(5),
     messages.RunEnded(8, 1, (8,), _NOTICE),
     messages.GradientReport(5, 7, 0, 32, 0.05, 1.5, (0,), (_OPTION,), {"loss": 0.5}),

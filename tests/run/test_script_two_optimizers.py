@@ -249,7 +249,7 @@ keep(run, losses=losses)
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "async", "ssp:2"])
 def test_layers_that_are_trained_one_after_the_other_are_all_trained(launch, policy):
     """Each layer has its optimizer, as in the forward-forward algorithm."""
-    ran = launch(FORWARD_FORWARD, workers=3, steps=100_000, policy=policy, min_workers=3)
+    ran = launch(FORWARD_FORWARD, workers=3, steps=100_000, policy=policy)
     assert ran.code == 0, ran.err
     for losses in ran.kept[0]["losses"]:
         assert len(losses) == 40

@@ -63,8 +63,13 @@ def test_unused_fork_server_is_not_started():
 KILLS_ITS_PARENT = """
 import os, signal, time
 from pathlib import Path
+import torch
+import paceline
 OUT = Path(os.environ["PACELINE_RUN_DIR"])
 (OUT / os.environ.get("PACELINE_WORKER", "server")).write_text(str(os.getpid()))
+if "PACELINE_WORKER" not in os.environ:  # the workers start when the server is here
+    model = torch.nn.Linear(1, 1)
+    paceline.join().prepare(model, torch.optim.SGD(model.parameters()))
 while not all((OUT / name).exists() for name in ("server", "0", "1")):
     time.sleep(0.002)
 if os.environ.get("PACELINE_WORKER") == "0":
