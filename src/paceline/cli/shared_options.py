@@ -51,7 +51,8 @@ def accepts(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., N
 
         signature = inspect.signature(options)
         command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-        command.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
+        # Typer reads it; mypy doesn't know that functions may have it.
+        command.__signature__ = signature  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         return command
 

@@ -152,9 +152,10 @@ class Executor:
             peer.end.delivered(report),
         )
         self._shard.add(action.update, gradient)
-        needed = self._decider.policy.needed(self._decider.ledger)
-        if warning := self._same_gradients.note(action.worker, report, needed):
-            self._progress.say(warning)
+        if self._same_gradients.is_watching:
+            needed = self._decider.policy.needed(self._decider.ledger)
+            if warning := self._same_gradients.note(action.worker, report, needed):
+                self._progress.say(warning)
 
     def _drop(self, action: Drop, performed: Performed) -> None:
         staleness = performed.version - action.version

@@ -8,7 +8,7 @@ from paceline.run.net.messages import GradientReport
 
 __all__ = ["SameGradients"]
 
-VERSIONS = 10  # about as many are looked at; a script that divides its data does so from the start
+VERSIONS = 10  # about how many are looked at; a script that divides its data does so from the start
 TIMES = 2  # two workers may draw the same sample once, by chance
 
 WARNING = (
@@ -22,9 +22,14 @@ class SameGradients:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._left = VERSIONS * workers  # reports that are still looked at
+        self._left = VERSIONS * workers if workers > 1 else 0  # reports still to be looked at
         self._norms: dict[tuple[int, int], dict[int, float]] = {}  # by version and optimizer
         self._seen = 0  # versions at which they were all the same
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether to call `note`: only for the first gradients of a run."""
+        return self._left > 0
 
     def note(self, worker: int, report: GradientReport, needed: int) -> str:
         """Note an accepted gradient; return a warning if they are all the same, "" otherwise.
@@ -32,10 +37,9 @@ class SameGradients:
         `needed`: how many gradients make an update. If it is one, workers have only their first
         version in common.
         """
-        is_known = report.samples > 1  # it comes from batches of a prepared loader, then
-        if not self._left or self._workers < 2 or is_known or not report.sq_norm:
-            return ""
         self._left -= 1
+        if report.samples > 1 or not report.sq_norm:  # it comes from a prepared loader, then
+            return ""
         norms = self._norms.setdefault((report.version, report.optimizer), {})
         norms[worker] = report.sq_norm
         is_group = len(norms) == (needed if needed > 1 else self._workers)

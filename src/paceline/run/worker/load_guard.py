@@ -28,4 +28,5 @@ def guard_loading(models: Iterable[nn.Module], before: Callable[[], None]) -> No
             before()
         return plain(module, *arguments, **options)
 
+    # mypy allows no method to be replaced, but subclasses call this one with super().
     nn.Module.load_state_dict = load_state_dict  # type: ignore[assignment, method-assign]

@@ -110,10 +110,9 @@ class Replica:
         if self._is_detached:
             return
         assert self._newest is not None
-        for i, own in enumerate(self._state.parameters):
-            for parameter in own:
-                parameter.grad = None
-            for source, target in zip(self._newest.flats[i], self._slot.flats[i], strict=True):
+        self._drop_gradients()
+        for newest, slot in zip(self._newest.flats, self._slot.flats, strict=True):
+            for source, target in zip(newest, slot, strict=True):
                 target.copy_(source)
         self._at = [self._slot] * len(self._at)
         self._slot = self._newest
@@ -129,12 +128,15 @@ class Replica:
         if self._is_detached:
             return
         self._is_detached = True
-        for own in self._state.parameters:
-            for parameter in own:
-                parameter.grad = None
+        self._drop_gradients()
         for pointed in self._pointed:
             for _, parameter in pointed:
                 parameter.data = parameter.data.clone()
+
+    def _drop_gradients(self) -> None:
+        for own in self._state.parameters:
+            for parameter in own:
+                parameter.grad = None
 
     def _point(self, optimizer: int, views: Views) -> None:
         """Point the parameters of an optimizer at this memory, and copy those that can't."""
