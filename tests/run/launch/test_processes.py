@@ -185,3 +185,28 @@ def test_forgotten_processes_are_not_waited_for(group):
     group.processes.forget()
     assert not group.processes
     os.kill(pid, signal.SIGKILL)
+
+
+CRASHING = """
+import os, signal, threading
+
+source = "def nest(depth):\\n    if depth:\\n        nest(depth - 1)\\n    else:\\n        wait()"
+names = {"wait": threading.Event().wait}
+exec(compile(source, "a" * 400, "exec"), names)  # its frames make a report longer than a pipe holds
+for _ in range(4):
+    threading.Thread(target=names["nest"], args=(90,), daemon=True).start()
+while threading.active_count() < 5:
+    pass
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_report_of_a_crash_is_not_shown_if_the_process_is_killed_meanwhile(group, capsys):
+    """Several workers crash at one line; the run ends with the first."""
+    child = group.start(CRASHING)
+    assert group.selector.select(PATIENCE_S), "it writes its report"
+    group.processes.kill_silently([child])
+    assert group.wait() == [child]
+    assert child.code == -signal.SIGKILL
+    assert capsys.readouterr().err == ""
+    assert "Fatal Python error" in (group.folder / "output" / "worker-0.log").read_text()

@@ -104,7 +104,8 @@ def test_run_continues_after_the_end_of_another_script(tmp_path, capsys):
         assert isinstance(two.workers[0].receive_assignment(), messages.RunEnded)
 
     served = serve_two(play, tmp_path, steps=3)
-    assert [update.contributors for update in served.trace.updates()] == [(0, 1), (0,), (0,)]
+    contributors = [set(update.contributors) for update in served.trace.updates()]
+    assert contributors == [{0, 1}, {0}, {0}]
     [left, _] = [record for record in served.trace.records if isinstance(record, Left)]
     assert (left.worker, left.reason) == (1, SCRIPT_ENDED)
     assert "worker 1 left" not in capsys.readouterr().out  # the launcher says what is worth saying

@@ -93,7 +93,9 @@ class Processes:
             failure = self._output.drain(child.name)
             child.pid, child.code = None, exited.code
             child.is_broken = -exited.code == signal.SIGSEGV and child.who.worker is not None
-            report = self._output.take_fault(child.name, shows=not child.is_broken)
+            # A worker that was killed while it crashed wrote only a part of its report.
+            shows = not (child.is_broken or child.is_killed)
+            report = self._output.take_fault(child.name, shows)
             child.exit_text = _exit_text(child, failure)
             if child.is_broken:
                 child.exit_text += self._explain_fault(report)
