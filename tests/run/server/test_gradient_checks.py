@@ -50,7 +50,6 @@ def test_gradient_of_this_run_passes(shard, good):
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (report(2), "there is no optimizer 2"),
         (report(0, unused=(2,)), "there is no parameter 2"),
         (report(1, unused=(0, 1)), "there is no parameter 1"),
         (report(cancelled=True), "turn 1 was not cancelled"),

@@ -26,6 +26,7 @@ from paceline.core.events import (
     SendParams,
     StartTimer,
 )
+from paceline.errors import ProtocolError
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
@@ -255,17 +256,24 @@ class Executor:
 
     def check_settings(self, report: Report) -> None:
         """Raise ProtocolError if there is no such parameter group, optimizer or scheduler."""
+        optimizers = self._shard.state.optimizers
+        if report.optimizer >= len(optimizers):
+            raise ProtocolError(f"there is no optimizer {report.optimizer}")
         for option in report.options:
-            group_of(self._shard.state.optimizers, option)
-        self._shard.schedules.check(report.optimizer, report.schedulers)
+            group_of(optimizers, option)
+        if report.schedulers:
+            self._shard.schedules.check(report.schedulers)
 
     def take_settings(self, worker: int, report: Report) -> None:
         """Take over what a script did to options and schedulers, whatever its gradient's fate."""
-        self.set_options(report.options, min(report.version, self._decider.ledger.version))
-        self._note_calls(worker, report)
+        if report.options:
+            self.set_options(report.options, min(report.version, self._decider.ledger.version))
+        if report.schedulers:
+            self._note_calls(worker, report)
+        self._shard.schedules.count_turn(worker, report.optimizer)
 
     def _note_calls(self, worker: int, report: Report) -> None:
-        """Step the schedulers that a worker's script has called, and count its turn."""
+        """Step the schedulers that a worker's script has called."""
         schedules, optimizers = self._shard.schedules, self._shard.state.optimizers
         before = all_options(optimizers) if any(one.metrics for one in report.schedulers) else None
         try:
@@ -274,7 +282,6 @@ class Executor:
         except Exception as error:  # raised by the script's own scheduler, say
             print_exc()
             self._failures.fail(f"a scheduler failed: {error!r}")
-        schedules.count_turn(worker, report.optimizer)
         if before is not None:  # only the server knows what a metric has changed
             for option in all_options(optimizers):
                 if option not in before:

@@ -12,11 +12,8 @@ CATCHING_UP = 10  # turns; the iteration of a GAN has fewer steps
 
 
 def check_gradient(decider: Decider, shard: Shard, worker: int, report: GradientReport) -> None:
-    """Raise ProtocolError if the report names an optimizer, parameter or turn that can't be."""
-    parameters = shard.state.parameters
-    if report.optimizer >= len(parameters):
-        raise ProtocolError(f"there is no optimizer {report.optimizer}")
-    if report.unused and max(report.unused) >= len(parameters[report.optimizer]):
+    """Raise ProtocolError if the report names a parameter or turn that can't be."""
+    if report.unused and max(report.unused) >= len(shard.state.parameters[report.optimizer]):
         raise ProtocolError(f"there is no parameter {max(report.unused)}")
     if report.cancelled and decider.would_accept(worker):
         raise ProtocolError(f"turn {report.turn} was not cancelled")
@@ -37,11 +34,12 @@ class OptimizerPhases:
         self._decider = decider
         self._shard = shard
         self._missed: dict[int, int] = {}  # turns in a row, by worker
+        self._mixes = decider.policy.repeats or len(shard.state.optimizers) == 1
 
     def is_out_of_step(self, worker: int, report: GradientReport) -> bool:
         """Return whether to ask the worker for its next gradient instead of using this one."""
         member = self._decider.ledger.members.get(worker)
-        if self._decider.policy.repeats or member is None or member.work is None:
+        if self._mixes or member is None or member.work is None:
             return False
         others = self._shard.optimizers_of(member.work.update)
         if not others or report.optimizer in others:

@@ -227,13 +227,13 @@ class Server:
         else:
             is_finite = report.cancelled or report.sq_norm is not None
             event = GradientArrived(
-                time=now,
-                worker=worker,
-                turn=report.turn,
-                version=report.version,
-                samples=report.samples,
-                finite=is_finite,
-                sq_norm=report.sq_norm,
+                now,
+                worker,
+                report.turn,
+                report.version,
+                report.samples,
+                is_finite,
+                report.sq_norm,
             )
         self._end_turn(peer, event, measured, report)
 
@@ -323,7 +323,7 @@ class Server:
     ) -> None:
         version = self._decider.ledger.version
         actions = self._decider.handle(event)  # raises before anything is done if it is illegal
-        if report is not None and isinstance(event, GradientArrived | WorkAbandoned):
+        if report is not None and (type(event) is GradientArrived or type(event) is WorkAbandoned):
             self._executor.take_settings(event.worker, report)
         gradient = report if isinstance(report, messages.GradientReport) else None
         performed = self._executor.perform(actions, event.time, version, gradient)

@@ -66,7 +66,8 @@ class Watchers:
         if actions and type(actions[0]) is Accept:
             self._accepted[actions[0].worker] += 1
         if type(event) is GradientArrived and self._ledger.version == self._version:
-            self._due_at = min(self._due_at, max(now, self._reported_at + COLLECT_S))
+            if self._due_at == inf:
+                self._due_at = max(now, self._reported_at + COLLECT_S)
             return
         is_over = self._is_over
         is_urgent = is_over and not self._was_over

@@ -113,10 +113,8 @@ class Schedules:
         found = enumerate(schedule.epoch for schedule in self._schedules)
         return {number: epoch for number, epoch in found if epoch is not None}
 
-    def check(self, optimizer: int, calls: Iterable[SchedulerCalls]) -> None:
-        """Raise ProtocolError if there is no such optimizer or scheduler."""
-        if optimizer >= len(self._turns):
-            raise ProtocolError(f"there is no optimizer {optimizer}")
+    def check(self, calls: Iterable[SchedulerCalls]) -> None:
+        """Raise ProtocolError if there is no such scheduler."""
         for one in calls:
             if one.scheduler >= len(self._schedules):
                 raise ProtocolError(f"there is no scheduler {one.scheduler}")

@@ -88,9 +88,11 @@ class VersionBuffers:
 
     def remove_reader(self, worker: int, sections: Collection[int] | None = None) -> None:
         """Note that the worker no longer reads these sections of any version; None: all."""
-        read = self._by_reader.get(worker, {})
-        for section in list(read) if sections is None else sections:
-            read.pop(section, None)
+        if sections is None:
+            self._by_reader.pop(worker, None)
+        elif worker in self._by_reader:
+            for section in sections:
+                self._by_reader[worker].pop(section, None)
 
     def begin_update(self, update: int, sections: Collection[int] = WHOLE) -> bool:
         """Make `current` a buffer whose sections may be written; return whether it is another one.
