@@ -111,7 +111,12 @@ def copy_of(ledger: Ledger) -> Ledger:
         turns=dict(ledger.turns),
     )
     twin.tallies = {  # not above, because a new ledger starts with a tally for update 1
-        update: Tally(list(tally.contributions), set(tally.done), set(tally.excused))
+        update: replace(
+            tally,
+            contributions=list(tally.contributions),
+            done=set(tally.done),
+            excused=set(tally.excused),
+        )
         for update, tally in ledger.tallies.items()
     }
     return twin

@@ -63,7 +63,7 @@ def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
         )
     if not script.is_file():
         raise SpecError(f"script {script} does not exist")
-    has_end = _check_ends(options) > 0
+    _check_ends(options)
     return Settings(
         spec=RunSpec(
             workers=options.workers,
@@ -74,7 +74,7 @@ def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
         ),
         script=str(script),
         policy=str(parse_policy(policy)),
-        epochs=options.epochs if has_end else 1.0,
+        epochs=options.epochs,
         ema=options.ema,
         clip_norm=options.clip_norm,
         slow=options.slow,

@@ -47,6 +47,7 @@ from paceline.core.events import (
     WorkerMissing,
 )
 from paceline.core.invariants import invariants
+from paceline.core.leases import LeaseBook
 from paceline.core.ledger import Ledger, Member, Origin, Tally, Work
 from paceline.core.policy import Policy
 from paceline.errors import InternalError, ProtocolError
@@ -62,9 +63,16 @@ class Decider:
 
     HISTORY_LENGTH = 20  # events that an InternalError lists
 
-    def __init__(self, policy: Policy, spec: RunSpec, origin: Origin = NOTHING) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        spec: RunSpec,
+        origin: Origin = NOTHING,
+        leases: LeaseBook | None = None,
+    ) -> None:
         policy.validate(spec)
         self.policy = policy
+        self.leases = LeaseBook(()) if leases is None else leases
         self.ledger = Ledger(
             spec=spec,
             memory=policy.recall(spec, origin.memory),
@@ -161,6 +169,8 @@ class Decider:
         member, work = self._reported(event)
         if event.samples < 1:
             raise ProtocolError(f"samples must be >= 1: {event!r}")
+        if event.new_samples is not None and not 0 <= event.new_samples <= event.samples:
+            raise ProtocolError(f"new_samples must be between 0 and samples: {event!r}")
         if event.sq_norm is not None:
             _check_norm(event)
         if work is not None and event.version != work.version:
@@ -179,6 +189,8 @@ class Decider:
                 scale = self.policy.scale(update - 1 - event.version)
                 given = Contribution(worker, event.version, event.samples, scale, event.sq_norm)
                 tally.contributions.append(given)
+                new = event.new_samples
+                tally.new_samples += event.samples if new is None else new
                 return [Accept(worker, event.version, update, event.samples, scale)]
             if worker not in tally.done:  # under a rule that repeats it may have contributed
                 tally.excused.add(worker)
@@ -317,10 +329,11 @@ class Decider:
         ledger, policy = self.ledger, self.policy
         update = ledger.version + 1
         wanted = policy.needed(ledger)
-        contributions = tuple(ledger.tallies.pop(update).contributions)
+        tally = ledger.tallies.pop(update)
+        contributions = tuple(tally.contributions)
         samples = sum(c.samples for c in contributions)
         ledger.version = update
-        ledger.samples += samples
+        ledger.samples += tally.new_samples
         ledger.tally(update + 1)
         self._open()
         if ledger.has_enough_samples:
@@ -331,6 +344,7 @@ class Decider:
             weights=tuple([c.samples / samples for c in contributions]),
             scales=tuple([c.scale for c in contributions]),
             wanted=wanted,
+            new_samples=tally.new_samples,
         )
         if self.learns_from_updates:
             ledger.applying[update] = made

@@ -9,7 +9,7 @@ Events and actions are frozen values. Every event has a time, in seconds on the 
 which never goes backwards.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = [
@@ -94,6 +94,7 @@ class GradientArrived(Event):
     samples: int = 1  # in its mini-batch; contributions are weighted by samples
     finite: bool = True
     sq_norm: float | None = None  # its squared norm; None: not measured, or not finite
+    new_samples: int | None = None  # that no accepted gradient was computed on before; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class ApplyUpdate(Action):
     weights: tuple[float, ...]  # proportional to samples; they sum to 1
     scales: tuple[float, ...]  # how the rule scales stale gradients; 1 if it doesn't
     wanted: int  # how many contributions the rule asks for; there may be fewer
+    new_samples: int = field(default=0, compare=False)  # that no earlier update used
 
     @property
     def staleness(self) -> tuple[int, ...]:

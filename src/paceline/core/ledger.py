@@ -28,7 +28,7 @@ class Origin:
     """The policy's memory as plain values; None: it has none."""
 
     samples: int = 0
-    """How many samples went into the updates up to `version`."""
+    """How many samples the updates up to `version` used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,9 @@ class Tally:
 
     contributions: list[Contribution] = field(default_factory=list)
 
+    new_samples: int = 0
+    """Samples that no gradient in an earlier update was computed on."""
+
     done: set[int] = field(default_factory=set)
     """Members that have contributed to this update."""
 
@@ -85,7 +88,7 @@ class Ledger:
     """How many updates were made."""
 
     samples: int = 0
-    """How many samples went into these updates."""
+    """How many samples these updates used; one that two optimizers use counts once."""
 
     oldest: int = 0
     """The version that this part of the run started from; earlier ones don't exist any more."""

@@ -32,13 +32,14 @@ from paceline.run.settings import Settings
 from paceline.run.step_hooks import call_after_step
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory_limits import keep_freed_memory
-from paceline.run.worker.batch_stream import BatchStream, samples_in_epoch
+from paceline.run.worker.batch_sources import LeasedSource, OwnSource, Source
+from paceline.run.worker.batch_stream import BatchStream, StreamSettings
 from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.replica import Replica
-from paceline.run.worker.sampler import with_own_order
+from paceline.run.worker.sampler import ahead_of, count_samples, order_of, with_shared_order
 from paceline.run.worker.worker import Worker
 
 __all__ = ["Run", "join"]
@@ -169,7 +170,8 @@ class WorkerRun(Run):
         training_state = self._training_state = gather(prepared.models, prepared.optimizers)
         replica = self._replica = Replica(training_state, prepared.models)
         dial = shared_memory_dialer(self._identity, training_state.spec)
-        server = ServerConnection(self.worker, training_state.spec, dial)
+        ahead = tuple([ahead_of(loader) for loader in prepared.loaders])
+        server = ServerConnection(self.worker, training_state.spec, dial, ahead)
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
@@ -201,12 +203,23 @@ class WorkerRun(Run):
         number = next((i for i, loader in enumerate(loaders) if loader is one), None)
         if number is None:
             return one
-        welcome = worker.welcome
-        own = with_own_order(one, welcome.seed, worker.number, welcome.workers)
-        over, requeue = (lambda: worker.is_over), welcome.requeue
-        stream = BatchStream(one, own, number, worker.batches, over, requeue)
+        source = self._source(one, number, worker)
+        settings = StreamSettings(number, worker.welcome.workers, worker.welcome.requeue)
+        stream = BatchStream(one, source, worker.batches, settings, lambda: worker.is_over)
         worker.position.add(stream)
         return stream
+
+    def _source(self, loader: Any, number: int, worker: Worker) -> Source:
+        order = order_of(loader)
+        if order is None:
+            return OwnSource(loader, None)
+        if not order.batches:
+            return OwnSource(loader, lambda: worker.leases.epochs[number])
+        if not isinstance(loader, list | tuple):
+            # Far apart, because similar seeds of a generator may give similar numbers.
+            seed = (worker.welcome.seed * 1_000_003 + number) * 0x9E3779B97F4A7C15
+            loader = with_shared_order(loader, order, seed)
+        return LeasedSource(loader, order, number, worker.leases)
 
     @property
     def _joined(self) -> Worker:
@@ -266,7 +279,7 @@ class WorkerRun(Run):
             yield model
             return
         was_over = self._joined.is_over
-        averages = self._joined.averages()
+        averages = self._joined.requests.averages()
         in_model = {id(p) for p in model.parameters()}
         saved = []
         for own, means in zip(self._training_state.parameters, averages, strict=True):
@@ -313,7 +326,9 @@ class ServerRun(Run):
         prepared.check()
         settings = _with_samples(settings_of(self._identity.run_dir), prepared.loaders)
         state = gather(prepared.models, prepared.optimizers)
-        failure = serve_run(self._identity, settings, state, prepared.models, prepared.schedulers)
+        orders = [order_of(loader) for loader in prepared.loaders]
+        models, schedulers = prepared.models, prepared.schedulers
+        failure = serve_run(self._identity, settings, state, models, schedulers, orders)
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
         raise SystemExit(1 if failure else 0)
@@ -323,8 +338,16 @@ def _with_samples(settings: Settings, loaders: list[Any]) -> Settings:
     """Return the settings with a number of samples instead of epochs."""
     if settings.epochs is None:
         return settings
-    sizes = [size for loader in loaders if (size := samples_in_epoch(loader))]
+    sizes = [size for loader in loaders if (size := _samples_in_pass(loader))]
     if not sizes:
         raise SpecError("--epochs needs a loader whose length is known; use --steps instead")
     spec = replace(settings.spec, samples=round(settings.epochs * sizes[0]))
     return msgspec.structs.replace(settings, spec=spec, epochs=None)
+
+
+def _samples_in_pass(loader: Any) -> int | None:
+    """Return how many samples one pass over the loader has; None if that is unknown."""
+    if isinstance(loader, list | tuple):
+        return sum(map(count_samples, loader))
+    order = order_of(loader)
+    return None if order is None else order.samples

@@ -26,6 +26,7 @@ from paceline.core.events import (
     WorkerLeft,
     WorkerMissing,
 )
+from paceline.core.leases import Use
 from paceline.errors import InternalError
 from paceline.trace.schema import (
     Gradient,
@@ -51,6 +52,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     pulled_bytes: float = 0.0
     pushed_bytes: float = 0.0
     sq_norm: float | None = None
+    uses: tuple[Use, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +152,6 @@ def _gradient(
         measured.pulled_bytes,
         measured.pushed_bytes,
         sq_norm,
+        None if arrived is None else arrived.new_samples,
+        measured.uses,
     )

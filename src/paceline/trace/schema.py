@@ -28,6 +28,7 @@ from paceline.core.events import (
     WorkerLeft,
     WorkerMissing,
 )
+from paceline.core.leases import Use
 from paceline.core.ledger import Origin
 from paceline.core.policy import Policy
 from paceline.errors import TraceError
@@ -49,6 +50,7 @@ __all__ = [
     "Record",
     "Restored",
     "Resumed",
+    "Skipped",
     "Stopped",
     "Timer",
     "Trace",
@@ -143,6 +145,16 @@ class Gradient(_Line, tag="gradient", frozen=True):
     pulled_bytes: Amount = 0
     pushed_bytes: Amount = 0
     sq_norm: Amount | None = None  # the squared norm of the gradient, if it was measured
+    new_samples: Whole | None = None  # that no accepted gradient used before; None: all
+    uses: tuple[Use, ...] = ()  # the batches of the shared order that it was computed on
+
+
+class Skipped(_Line, tag="skipped", frozen=True):
+    """A worker's script moved past batches without a step on them: they count as done."""
+
+    t: float
+    worker: Whole
+    use: Use
 
 
 class Update(_Line, tag="update", frozen=True):
@@ -211,6 +223,7 @@ class Restored(_Line, tag="restored", frozen=True):
     memory: Any = None  # the policy's memory as plain values
     resumed: bool = False  # resumed by a user; otherwise the server was killed and restarted
     samples: Whole = 0  # in the updates up to this version
+    data: list[Any] = []  # by stream: samples done, the next batch, batches that aren't done
 
     def origin(self) -> Origin:
         """Return where the run continues from, for a `Decider`."""
@@ -224,9 +237,12 @@ class Ended(_Line, tag="ended", frozen=True):
     version: Whole
     unused: tuple[int, ...] = ()  # workers whose accepted gradients went into no update
     reason: str = FINISHED  # or `STOPPED`, or why the run failed
+    data: list[Any] = []  # by stream: samples done, the next batch, batches that aren't done
 
 
-Happened = Joined | Left | Missing | Gradient | Update | Timer | Stopped | Paused | Resumed
+Happened = (
+    Joined | Left | Missing | Gradient | Skipped | Update | Timer | Stopped | Paused | Resumed
+)
 Record = Happened | Restored | Ended
 
 
@@ -258,8 +274,8 @@ def event_of(record: Record) -> Event | None:
         case Gradient(fate=Fate.CANCELLED):
             event = WorkAbandoned(record.t, record.worker, record.turn)
         case Gradient(t, worker, turn, version, fate, samples=samples, sq_norm=sq_norm):
-            finite = fate is not Fate.NON_FINITE
-            event = GradientArrived(t, worker, turn, version, samples, finite, sq_norm)
+            finite, new = fate is not Fate.NON_FINITE, record.new_samples
+            event = GradientArrived(t, worker, turn, version, samples, finite, sq_norm, new)
         case Update(t, update, sq_norm=sq_norm):
             event = UpdateApplied(t, update, sq_norm)
         case Joined(t, worker):

@@ -5,6 +5,7 @@ Every event of the trace goes through a fresh `Decider`, and its decisions are t
 again; the first record that differs is reported. So a trace that passes has exactly one fate for
 each gradient, one set of contributors with their weights for each update, and no decision that its
 rule would not make. If the run was interrupted and restored, each part is replayed separately.
+`batch_audit` checks that every batch was used once.
 """
 
 import msgspec
@@ -22,11 +23,13 @@ from paceline.trace.schema import (
     Left,
     Record,
     Restored,
+    Skipped,
     Timer,
     Trace,
     Update,
     event_of,
 )
+from paceline.watch.batch_audit import BatchAudit
 
 __all__ = ["audit"]
 
@@ -38,8 +41,12 @@ def audit(trace: Trace, name: str = "trace") -> None:
     if not trace.records and not trace.is_growing:
         raise TraceError(f"{name} has a header but no records")
     replay = _Replay(trace.header, f"{name}:1 (the header)")
+    batches = BatchAudit()
     for line, record in enumerate(trace.records, start=2):
         place = f"{name}:{line}"
+        batches.check(record, place)
+        if isinstance(record, Skipped):
+            continue
         if isinstance(record, Restored):
             if record.t < replay.decider.ledger.now:
                 raise TraceError(f"{place}: time must not go backwards, got {record.t}")
@@ -117,7 +124,7 @@ def _check_end(record: Ended, expected: Ended | None, decider: Decider, place: s
     if expected is None:
         sound = record.version == decider.ledger.version and record.t >= decider.ledger.now
     else:
-        sound = record == msgspec.structs.replace(expected, reason=record.reason)
+        sound = record == msgspec.structs.replace(expected, reason=record.reason, data=record.data)
     if not sound:
         raise TraceError(f"{place}: {_difference(record, expected)}")
 
@@ -166,6 +173,7 @@ def _measured(record: Record) -> Measured | None:
             record.pulled_bytes,
             record.pushed_bytes,
             record.sq_norm,
+            record.uses,
         )
     return None
 

@@ -12,6 +12,9 @@ Theory of operation
     GradientReport | AbandonReport  ->                                 the gradient is in the slot
                                     <-    Assignment, with the fate of the last gradient
                                     <-    CancelTurn(turn)             at any time: it won't count
+    LeaseRequest(stream)            ->                                 it needs one more batch
+                                    <-    LeaseReply(lease)
+    BatchesReturned(use)            ->                                 at any time, unanswered
                                     <-    PositionRequest(checkpoint)  at any time: for a checkpoint
     PositionReport(checkpoint)      ->
     StopRun                         ->                                 the script called run.stop()
@@ -38,6 +41,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from paceline.core.events import Fate
+from paceline.core.leases import Use
 from paceline.errors import ProtocolError
 from paceline.run.tensors.state_spec import (
     LARGEST,
@@ -54,6 +58,7 @@ __all__ = [
     "PROTOCOL",
     "AbandonReport",
     "Assignment",
+    "BatchesReturned",
     "BufferShared",
     "CancelTurn",
     "Challenge",
@@ -64,6 +69,8 @@ __all__ = [
     "GradientReport",
     "Hello",
     "Join",
+    "LeaseReply",
+    "LeaseRequest",
     "PositionReport",
     "PositionRequest",
     "Proof",
@@ -85,7 +92,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
@@ -124,6 +131,7 @@ class Join(_Message, tag=4, frozen=True):
     worker: WorkerNumber
     release: Name  # of Paceline
     spec: StateSpec
+    ahead: tuple[Count, ...] = ()  # batches of each stream that it wants to hold
 
 
 class Welcome(_Message, tag=5, frozen=True):
@@ -166,6 +174,9 @@ class Assignment(_Message, tag=7, frozen=True):
     notice: FateNotice | None = None
     position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
     epochs: dict[Count, float] = msgspec.field(default_factory=dict)  # passed to these schedulers
+    stream_epochs: tuple[Count, ...] = ()  # the run's epoch of each stream
+    leases: tuple[Use, ...] = ()  # more batches for this worker
+    forget_leases: bool = False  # it no longer holds any of those that it got before
 
 
 class CancelTurn(_Message, tag=8, frozen=True):
@@ -183,6 +194,7 @@ class RunEnded(_Message, tag=9, frozen=True):
     notice: FateNotice | None = None
     position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
     epochs: dict[Count, float] = msgspec.field(default_factory=dict)  # as in an Assignment
+    stream_epochs: tuple[Count, ...] = ()  # the run's epoch of each stream
 
 
 class GradientReport(_Message, tag=10, frozen=True):
@@ -199,6 +211,9 @@ class GradientReport(_Message, tag=10, frozen=True):
     scalars: dict[Name, float] = msgspec.field(default_factory=dict)  # logged by the script
     cancelled: bool = False
     schedulers: tuple[SchedulerCalls, ...] = ()
+    uses: tuple[Use, ...] = ()  # the batches that it was computed on
+    new_samples: Count | None = None  # that no accepted gradient used before; None: all
+    pulled: tuple[Count, ...] = ()  # leases of each stream that were used up since the last report
 
 
 class AbandonReport(_Message, tag=11, frozen=True):
@@ -210,6 +225,7 @@ class AbandonReport(_Message, tag=11, frozen=True):
     options: tuple[OptionChange, ...] = ()
     optimizer: Count = 0
     schedulers: tuple[SchedulerCalls, ...] = ()
+    pulled: tuple[Count, ...] = ()  # leases of each stream that were used up since the last report
 
 
 class StateRequest(_Message, tag=12, frozen=True):
@@ -296,6 +312,26 @@ class ScriptEnded(_Message, tag=23, frozen=True):
     """Leave the run, because the script ended with exit code 0; worker 0 ends the run with it."""
 
 
+class LeaseRequest(_Message, tag=24, frozen=True):
+    """Ask for one more batch of a stream, because the worker holds none."""
+
+    stream: Count
+
+
+class LeaseReply(_Message, tag=25, frozen=True):
+    """Lease a batch to the worker."""
+
+    lease: Use
+    stream_epochs: tuple[Count, ...]
+
+
+class BatchesReturned(_Message, tag=26, frozen=True):
+    """End the leases of batches that no accepted gradient was computed on."""
+
+    use: Use
+    skipped: bool = False  # the script wants no step on them; otherwise lease them again
+
+
 FromStranger = Hello | Proof
 FromWorker = (
     Join
@@ -308,6 +344,8 @@ FromWorker = (
     | Watch
     | StopRun
     | ScriptEnded
+    | LeaseRequest
+    | BatchesReturned
 )
 FromServer = (
     Challenge
@@ -321,6 +359,7 @@ FromServer = (
     | SlotShared
     | BufferShared
     | RunProgress
+    | LeaseReply
 )
 
 

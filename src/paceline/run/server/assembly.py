@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.barrier_free import Free
 from paceline.core.decider import NOTHING, Decider
+from paceline.core.leases import BatchOrder, LeaseBook
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
 from paceline.run.launch.environment import Identity
@@ -43,6 +44,7 @@ def serve_run(
     state: TrainingState,
     models: Sequence[nn.Module],
     schedulers: Sequence[LRScheduler],
+    orders: Sequence[BatchOrder | None],
 ) -> str:
     """Serve a run to its end; return why it failed, "" if it didn't.
 
@@ -70,7 +72,8 @@ def serve_run(
         _say,
     )
     try:
-        server = _make_server(identity.run_dir, settings, shard, models, listener)
+        book = LeaseBook(orders)
+        server = _make_server(identity.run_dir, settings, shard, models, listener, book)
     except BaseException:
         listener.shut_down()
         raise
@@ -83,6 +86,7 @@ def _make_server(
     shard: Shard,
     models: Sequence[nn.Module],
     listener: Listener,
+    book: LeaseBook,
 ) -> Server:
     """Return a server of the run in this folder, which it begins or continues."""
     policy = parse_policy(settings.policy)
@@ -96,7 +100,7 @@ def _make_server(
     every = parse_every(settings.checkpoint_every)
     checkpointer = Checkpointer(archive, every, export, _say)
     listener.stop_on(signal.SIGTERM, signal.SIGINT)
-    decider = Decider(policy, settings.spec, origin)
+    decider = Decider(policy, settings.spec, origin, book)
     server = Server(settings, decider, shard, listener, recorder, checkpointer)
     server.expect_launcher()
     if saved is not None:
@@ -116,7 +120,8 @@ def _open_recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Rec
         origin = NOTHING
     else:
         origin = Origin(saved.version, memory=saved.memory, samples=saved.samples)
-    restored = recorder.restore(header, origin, is_resumed(path.parent))
+    data = [] if saved is None else saved.data
+    restored = recorder.restore(header, origin, is_resumed(path.parent), data)
     return recorder, restored.origin()
 
 

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Thread
 from typing import Any, BinaryIO, NamedTuple
@@ -48,6 +48,8 @@ class Saved:
     memory: Any  # of the policy
     shard: dict[str, Any]
     positions: dict[int, bytes]  # of the workers in their data, encoded by them
+    data: list[Any] = field(default_factory=list)
+    """By stream: samples done, the next batch, batches that aren't done."""
 
 
 class Snapshot(NamedTuple):

@@ -26,6 +26,7 @@ from paceline.core.events import (
     SendParams,
     StartTimer,
 )
+from paceline.core.leases import Use
 from paceline.errors import ProtocolError
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
@@ -79,6 +80,8 @@ class Performed:
     time: float
     version: int  # before the event
     report: messages.GradientReport | None  # that caused the event, if one did
+    asked: tuple[int, ...] = ()  # the workers that get a turn
+    leases: dict[int, list[Use]] | None = None  # for each of them; None: not dealt yet
     made: dict[int, Made] = field(default_factory=dict)  # by update
     end: Ended | None = None  # not None iff the run has ended
 
@@ -97,6 +100,7 @@ class Executor:
         self._progress = parts.progress
         self._timers = parts.timers
         self._clock = parts.clock
+        self._book = parts.decider.leases
         self._began = began
         self._updated = updated
         self._options = OptionLog()
@@ -130,7 +134,8 @@ class Executor:
 
         `version`: before the event. `report`: the report that caused the event, if any.
         """
-        performed = Performed(time, version, report)
+        asked = tuple([action.worker for action in actions if type(action) is SendParams])
+        performed = Performed(time, version, report, asked)
         for action in actions:
             self._handlers[type(action)](action, performed)
         return performed
@@ -157,6 +162,7 @@ class Executor:
             needed = self._decider.policy.needed(self._decider.ledger)
             if warning := self._same_gradients.note(action.worker, report, needed):
                 self._progress.say(warning)
+        self._book.accept(action.worker, report.uses, action.update)
 
     def _drop(self, action: Drop, performed: Performed) -> None:
         staleness = performed.version - action.version
@@ -170,7 +176,8 @@ class Executor:
 
     def _apply_update(self, action: ApplyUpdate, performed: Performed) -> None:
         self._updated = performed.time
-        self._samples += sum(c.samples for c in action.contributions)
+        self._samples += action.new_samples
+        self._book.apply(action.update)
         self._failures.count_update()
         began = perf_counter()
         try:
@@ -237,9 +244,24 @@ class Executor:
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(action.worker),
             epochs=self._shard.schedules.epochs,
+            stream_epochs=self._book.epochs,
+            leases=tuple(self._deal(performed)[action.worker]),
+            forget_leases=self._roster.give_leases(peer),
         )
         self._roster.begin_turn(peer, performed.time, self._options.edition)
         self._roster.publish(peer, assignment, buffer)
+
+    def _deal(self, performed: Performed) -> dict[int, list[Use]]:
+        """Return the batches that go to each worker with its turn; deal them first."""
+        if performed.leases is None:
+            wanted = {}
+            for worker in performed.asked:
+                peer = self._roster[worker]
+                wanted[worker] = peer.wanted
+                if not peer.holds_leases:
+                    self._book.release(worker)
+            performed.leases = self._book.deal(wanted)
+        return performed.leases
 
     def _options_for(self, peer: Peer) -> tuple[OptionChange, ...]:
         optimizers = self._shard.state.optimizers
@@ -303,6 +325,7 @@ class Executor:
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(peer.worker),
             epochs=self._shard.schedules.epochs,
+            stream_epochs=self._book.epochs,
         )
         self._roster.clear_notice(peer)
         self._roster.publish(peer, message, buffer)
@@ -316,8 +339,9 @@ class Executor:
 
     def _finish(self, action: Finish, performed: Performed) -> None:
         unused = tuple(c.worker for c in action.unused)
-        end = Ended(performed.time, action.version, unused, self._reason_of_end(action.version))
-        self._is_over, performed.end = True, end
+        reason, data = self._reason_of_end(action.version), self._book.plain()
+        self._is_over = True
+        performed.end = Ended(performed.time, action.version, unused, reason, data)
         took_s = 0.0
         if self._began is not None and self._updated is not None:
             took_s = self._updated - self._began
@@ -325,7 +349,7 @@ class Executor:
         if action.version > self._first and not self._has_failed:
             here = [peer.worker for peer in self._roster.active]
             self._checkpointer.save_last(self._saved(), here, performed.time)
-        elif end.reason == FINISHED:  # an earlier server may have been killed just here
+        elif reason == FINISHED:  # an earlier server may have been killed just here
             self._checkpointer.export()
         for peer in self._roster.members:  # parked ones too: the run waits for them
             self.send_end(peer)
@@ -367,6 +391,7 @@ class Executor:
         return Saved(
             version=self._shard.version,
             samples=self._samples,
+            data=self._book.plain(),
             options=self._options.saved(),
             memory=self._decider.policy.plain_memory(self._decider.ledger.memory),
             shard=self._shard.state_dict(),
@@ -376,5 +401,6 @@ class Executor:
     def restore(self, saved: Saved) -> None:
         """Continue from a checkpoint; the shard has loaded it already."""
         self._samples = saved.samples
+        self._book.restore(saved.data)
         self._options.restore(saved.options)
         self._progress.restored(saved.version)

@@ -5,10 +5,11 @@ Records are collected first, and encoded and written when no worker waits for th
 continues appends to its trace.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
+from typing import Any
 
 import msgspec
 
@@ -76,8 +77,13 @@ class Recorder:
             case _:
                 pass
 
-    def restore(self, header: Header, origin: Origin, resumed: bool) -> Restored:
-        """Record that the run continues from here; `resumed`: because a user resumed it."""
+    def restore(
+        self, header: Header, origin: Origin, resumed: bool, data: Sequence[Any] = ()
+    ) -> Restored:
+        """Record that the run continues from here; `resumed`: because a user resumed it.
+
+        `data`: what is done of each stream of batches.
+        """
         if resumed:
             self.reached = origin.version
         restored = Restored(
@@ -89,6 +95,7 @@ class Recorder:
             memory=origin.memory,
             resumed=resumed,
             samples=origin.samples,
+            data=list(data),
         )
         self.write([restored])
         return restored

@@ -9,10 +9,11 @@ The roster decides nothing. If a message can't be sent, its peer is marked as br
 collects broken peers with `take_broken` once it has finished its current event.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from paceline.core.events import Fate
+from paceline.core.leases import Use
 from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run.net import messages
@@ -39,11 +40,17 @@ class Peer:
     optimizer: int | None = None  # that its last gradient was for; None: it hasn't reported one
     is_parked: bool = False  # its process is stopped, and it has left the run for now
     is_silent: bool = False  # it was parked while idle, so it has nothing to report
+    ahead: tuple[int, ...] = ()  # batches of each stream that it wants to hold
+    wanted: list[int] = field(default_factory=list)  # those of them that it gets with its next turn
+    holds_leases: bool = True  # False: it lost them, but doesn't know yet
 
-    def measured(self, compute_s: float, now: float, sq_norm: float | None = None) -> Measured:
+    def measured(
+        self, compute_s: float, now: float, sq_norm: float | None = None, uses: tuple[Use, ...] = ()
+    ) -> Measured:
         """Return what the trace records about its turn; it can't have computed for longer."""
         assert self.asked_at is not None
-        return Measured(self.asked_at, min(compute_s, now - self.asked_at), sq_norm=sq_norm)
+        compute_s = min(compute_s, now - self.asked_at)
+        return Measured(self.asked_at, compute_s, sq_norm=sq_norm, uses=uses)
 
 
 class Roster:
@@ -115,7 +122,9 @@ class Roster:
             end.open_slot(welcome)
         except SpecError as error:  # no memory for another slot; the run goes on without it
             raise ProtocolError(str(error)) from None
-        peer = self._members[join.worker] = self._by_end[end] = Peer(join.worker, end)
+        peer = self._members[join.worker] = self._by_end[end] = Peer(
+            join.worker, end, ahead=join.ahead, wanted=list(join.ahead)
+        )
         self._known.add(join.worker)
         return peer
 
@@ -144,6 +153,7 @@ class Roster:
     def park(self, peer: Peer) -> None:
         """Note that the member's process was stopped."""
         peer.is_parked, peer.is_silent = True, peer.asked_at is None
+        peer.holds_leases, peer.wanted = False, list(peer.ahead)
 
     def unpark(self, peer: Peer) -> None:
         """Note that the member's process is running again; its gradient is void."""
@@ -183,6 +193,19 @@ class Roster:
     def clear_notice(self, peer: Peer) -> None:
         """Note that the fate of the member's last gradient was sent to it."""
         peer.notice = None
+
+    # ---------------------------------------------------------------------------------- leases
+
+    def want_more(self, peer: Peer, pulled: Sequence[int]) -> None:
+        """Note how many leases of each stream the member has used up."""
+        for stream, count in enumerate(pulled[: len(peer.wanted)]):
+            peer.wanted[stream] += count
+
+    def give_leases(self, peer: Peer) -> bool:
+        """Note that the member gets what it wants; return whether it must forget older leases."""
+        forgets, peer.holds_leases = not peer.holds_leases, True
+        peer.wanted = [0] * len(peer.ahead)
+        return forgets
 
     # --------------------------------------------------------------------------------- sending
 

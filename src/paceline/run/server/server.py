@@ -29,7 +29,7 @@ from paceline.core.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.errors import PeerLost, ProtocolError, SpecError
+from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
 from paceline.run.net.transport import Connections, PeerEnd
 from paceline.run.server.checkpoint import Saved
@@ -37,11 +37,13 @@ from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
 from paceline.run.server.gradient_checks import OptimizerPhases, check_gradient
+from paceline.run.server.leasing import Leasing
 from paceline.run.server.process_status import is_stopped
 from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.run_failure import RunFailure
+from paceline.run.server.state_requests import StateRequests
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.server.watchers import Watchers
 from paceline.run.settings import Settings
@@ -97,6 +99,8 @@ class Server:
         )
         self._executor = Executor(parts, recorder.began, recorder.updated)
         ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
+        self._leasing = Leasing(decider.leases, self._roster, self._clock, recorder)
+        states = StateRequests(decider, shard, self._roster, self._executor)
         self._end: Ended | None = None
         self._has_idle_work = False
         checkpointer.begin(decider.ledger.version, self._clock.now())
@@ -104,11 +108,13 @@ class Server:
             messages.Join: self._on_join,
             messages.GradientReport: self._on_gradient_report,
             messages.AbandonReport: self._on_abandon_report,
-            messages.StateRequest: self._on_state_request,
-            messages.StateUpload: self._on_state_upload,
+            messages.StateRequest: states.on_request,
+            messages.StateUpload: states.on_upload,
             messages.PositionReport: self._on_position_report,
             messages.Watch: self._watchers.add,
             **ends.handlers,
+            messages.LeaseRequest: self._leasing.on_request,
+            messages.BatchesReturned: self._leasing.on_returned,
         }
 
     def restore(self, saved: Saved) -> None:
@@ -199,6 +205,7 @@ class Server:
     def _leave(self, peer: Peer, reason: str) -> None:
         self._shard.release_slot(peer.worker)
         self._checkpointer.forget(peer.worker)
+        self._leasing.release(peer.worker)
         asked_at = self._roster.end_turn(peer)
         lost = None if asked_at is None else Measured(asked_at)
         if self._end is None and reason != SCRIPT_ENDED:  # the launcher reports it, if need be
@@ -219,8 +226,9 @@ class Server:
             return
         worker = peer.worker
         check_gradient(self._decider, self._shard, worker, report)
+        self._leasing.check(worker, report.uses)
         now = self._clock.now()
-        measured = peer.measured(report.compute_s, now, report.sq_norm)
+        measured = peer.measured(report.compute_s, now, report.sq_norm, report.uses)
         event: GradientArrived | WorkAbandoned
         if self._phases.is_out_of_step(worker, report):
             event = WorkAbandoned(now, worker, report.turn)
@@ -234,6 +242,7 @@ class Server:
                 report.samples,
                 is_finite,
                 report.sq_norm,
+                report.new_samples,
             )
         self._end_turn(peer, event, measured, report)
 
@@ -266,6 +275,7 @@ class Server:
     ) -> None:
         optimizer = report.optimizer if isinstance(report, messages.GradientReport) else None
         self._roster.end_turn(peer, optimizer)
+        self._roster.want_more(peer, report.pulled)
         self._shard.remove_reader(peer.worker, optimizer)
         try:
             self._handle(event, measured, report)
@@ -277,29 +287,6 @@ class Server:
         self._roster.unpark(peer)
         self._progress.say(f"worker {peer.worker} is back")
         self._handle(WorkerJoined(self._clock.now(), peer.worker))
-
-    def _on_state_request(self, end: PeerEnd, message: messages.StateRequest) -> None:
-        self._roster.member(end)
-        if message.what == "average":
-            if self._shard.average is None:
-                raise ProtocolError("this run keeps no average of the weights")
-            state: Any = self._shard.average
-        else:
-            state = self._shard.optimizer_state(message.optimizer)
-        try:
-            end.send_state(state, message.what)
-        except SpecError as error:
-            raise ProtocolError(str(error)) from None
-
-    def _on_state_upload(self, end: PeerEnd, message: messages.StateUpload) -> None:
-        peer = self._roster.member(end)
-        state = end.receive_state(message)
-        # A worker that joins late uploads what the others did at the beginning; the run has moved
-        # on from there.
-        is_late = self._decider.ledger.version > 0 and not message.has_begun
-        if not is_late:
-            self._executor.load_optimizer_state(message.optimizer, state)
-        self._roster.send(peer, messages.StateReply(0))
 
     def _on_position_report(self, end: PeerEnd, message: messages.PositionReport) -> None:
         worker = self._roster.member(end).worker

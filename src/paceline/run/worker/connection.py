@@ -40,7 +40,11 @@ def shared_memory_dialer(identity: Identity, spec: StateSpec) -> Dialer:
 class ServerConnection:
     """A worker's end of the transport, and a new one after each loss of the server."""
 
-    def __init__(self, worker: int, spec: StateSpec, dial: Dialer) -> None:
+    def __init__(
+        self, worker: int, spec: StateSpec, dial: Dialer, ahead: tuple[int, ...] = ()
+    ) -> None:
+        """`ahead`: how many batches of each stream the worker wants to hold."""
+        self.ahead = ahead
         self._worker = worker
         self._spec = spec
         self._dial = dial
@@ -88,7 +92,7 @@ class ServerConnection:
             pause_s = min(0.5, pause_s * 1.5)
 
     def _join(self) -> tuple[messages.Welcome, OpenedSlot]:
-        self.end.send(messages.Join(self._worker, RELEASE, self._spec))
+        self.end.send(messages.Join(self._worker, RELEASE, self._spec, self.ahead))
         welcome = self.receive()
         if not isinstance(welcome, messages.Welcome):
             raise ProtocolError(f"expected a welcome, got {welcome!r}")

@@ -1,113 +1,130 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The order in which a worker draws samples from a data set.
+"""The one order of a training set that all workers of a run share.
 
-In each worker, a `DataLoader` that shuffles uses a different order of the whole data set, and one
-that doesn't shuffle begins at a different offset. A sampler that the script provides is kept. The
-order depends only on the seed, the worker, and the number of the script's loop over the loader, so
-any position in it can be found again without loading the batches before it.
+The order has one permutation per epoch, which depends only on the seed, the loader and the epoch.
+So a batch is a number, and every worker can load the batch with any number. The server leases the
+numbers. A loader with a sampler of the script's own, or over an iterable data set, is kept as it
+is: each worker draws its own batches from it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
 )
 
-from paceline.run.worker.position import Bookmark
+from paceline.core.leases import BatchOrder
 
-__all__ = ["has_own_order", "start_at", "with_own_order"]
-
-_BEGINNING = Bookmark(0, 0)
+__all__ = ["ahead_of", "count_samples", "order_of", "with_batches", "with_shared_order"]
 
 
-class _WorkerSampler(Sampler[int]):
-    """Endless passes over all samples, in this worker's own order."""
+class _SharedBatchSampler(BatchSampler):
+    """Yields the samples of the batches that this worker holds."""
 
-    def __init__(self, size: int, shuffle: bool, seed: int, worker: int, workers: int) -> None:
-        self._size = size
-        self._shuffle = shuffle
-        self._begin = worker % workers * size // workers
-        # Far apart, because similar seeds of a generator may give similar numbers.
-        self._seed = (seed * 1_000_003 + worker) * 0x9E3779B97F4A7C15
-
-    def __len__(self) -> int:
-        return self._size  # of one pass, which is what scripts ask for
-
-    def __iter__(self) -> Iterator[int]:
-        return self.in_loop(0)
-
-    def in_loop(self, number: int) -> Iterator[int]:
-        """Return the order for the script's loop with this number."""
-        generator = torch.Generator()
-        generator.manual_seed((self._seed + number * 0xD1B54A32D192ED03) % 2**63)
-        while True:
-            if self._shuffle:
-                yield from torch.randperm(self._size, generator=generator).tolist()
-            else:
-                yield from ((self._begin + i) % self._size for i in range(self._size))
-
-
-class _WorkerBatchSampler(BatchSampler):
-    """The same order in batches, starting at any bookmark."""
-
-    sampler: _WorkerSampler
-
-    def __init__(self, sampler: _WorkerSampler, batch_size: int, drop_last: bool) -> None:
-        super().__init__(sampler, batch_size, drop_last)
-        self.start_at(_BEGINNING)
-
-    def start_at(self, bookmark: Bookmark) -> None:
-        """Start the next loop at this bookmark."""
-        self._bookmark = bookmark
+    def __init__(self, loader: Any, order: BatchOrder, seed: int) -> None:
+        super().__init__(loader.sampler, loader.batch_size, loader.drop_last)
+        self._size = len(loader.dataset)
+        self._order = order
+        self._shuffles = type(loader.sampler) is RandomSampler
+        self._seed = seed
+        self._permutations: dict[int, list[int]] = {}  # by epoch; the latest ones
+        self.take: Callable[[], int | None] = lambda: None
+        """Returns the number of the next batch; None: there is none."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        bookmark = self._bookmark
-        yield from map(self._find, bookmark.again)
-        yield from islice(self._in_loop(bookmark.loop), bookmark.batches, None)
+        while (number := self.take()) is not None:
+            yield self.samples(number)
 
-    def _in_loop(self, number: int) -> Iterator[list[int]]:
-        samples = self.sampler.in_loop(number)
-        while True:
-            yield list(islice(samples, self.batch_size))
+    def samples(self, number: int) -> list[int]:
+        """Return the samples of the batch with this number."""
+        epoch, batch = divmod(number, self._order.batches)
+        begin = batch * self.batch_size
+        return self._permutation(epoch)[begin : begin + self._order.samples_in(number)]
 
-    def _find(self, position: tuple[int, int]) -> list[int]:
-        loop, batch = position
-        return next(islice(self._in_loop(loop), batch, None))
+    def _permutation(self, epoch: int) -> list[int]:
+        if not self._shuffles:
+            epoch = 0
+        if epoch not in self._permutations:
+            generator = torch.Generator()
+            # Far apart, because similar seeds of a generator may give similar numbers.
+            generator.manual_seed((self._seed + epoch * 0xD1B54A32D192ED03) % 2**63)
+            order = torch.randperm(self._size, generator=generator).tolist()
+            while len(self._permutations) >= 2:
+                del self._permutations[min(self._permutations)]
+            self._permutations[epoch] = order if self._shuffles else list(range(self._size))
+        return self._permutations[epoch]
 
 
-def with_own_order(loader: Any, seed: int, worker: int, workers: int) -> Any:
-    """Return the loader with the worker's own order, unless the script provides a sampler."""
+def order_of(loader: Any) -> BatchOrder | None:
+    """Return the order of a loader's batches; None if the length of a pass is unknown."""
+    if isinstance(loader, list | tuple):
+        return BatchOrder(len(loader), len(loader)) if loader else None
+    if _has_torch_order(loader):
+        size, batch = len(loader.dataset), loader.batch_size
+        batches = len(loader)
+        last = batch if loader.drop_last else size - (batches - 1) * batch
+        return BatchOrder((batches - 1) * batch + last, batches, batch, last)
+    data: Any  # may have no length
+    for data in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+        with suppress(TypeError):
+            return BatchOrder(len(data)) if len(data) else None
+    return None
+
+
+def _has_torch_order(loader: Any) -> bool:
+    """Return whether a loader draws each sample once per pass, in an order that torch chooses."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return loader
-    sampler = loader.sampler
-    if type(sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
-        return loader
+        return False
+    sampler: Any = loader.sampler
+    is_known = type(sampler) in (RandomSampler, SequentialSampler)
+    if not is_known or loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return False
+    draws_all = not getattr(sampler, "replacement", False)
     dataset: Any = loader.dataset
-    if not len(dataset) or getattr(sampler, "replacement", False):
-        return loader
-    shuffle = type(sampler) is RandomSampler
-    own_sampler = _WorkerSampler(len(dataset), shuffle, seed, worker, workers)
-    batches = _WorkerBatchSampler(own_sampler, loader.batch_size, loader.drop_last)
-    own = copy(loader)  # keeps its class, and everything else that the script has set
+    return draws_all and len(sampler) == len(dataset) and len(loader) > 0
+
+
+def ahead_of(loader: Any) -> int:
+    """Return how many batches a worker should hold: one, and those that the loader prefetches."""
+    processes = getattr(loader, "num_workers", 0)
+    return 1 + processes * (getattr(loader, "prefetch_factor", None) or 2) if processes else 1
+
+
+def with_shared_order(loader: Any, order: BatchOrder, seed: int) -> Any:
+    """Return a loader that loads the batches of the shared order; set `take` of its sampler."""
+    shared = copy(loader)  # keeps its class, and everything else that the script has set
+    batches = _SharedBatchSampler(loader, order, seed)
     # A DataLoader refuses to have these assigned, so:
-    own.__dict__.update(sampler=own_sampler, batch_sampler=batches)
-    return own
+    shared.__dict__.update(batch_sampler=batches, in_order=True, _iterator=None)
+    return shared
 
 
-def has_own_order(loader: Any) -> bool:
-    """Return whether `with_own_order` gave the loader its order."""
-    return isinstance(getattr(loader, "batch_sampler", None), _WorkerBatchSampler)
+def with_batches(loader: Any, shared: Any, numbers: Sequence[int]) -> Any:
+    """Return a loader for just these batches; `shared`: from `with_shared_order`."""
+    chosen = copy(loader)
+    batches = [shared.batch_sampler.samples(number) for number in numbers]
+    chosen.__dict__.update(batch_sampler=batches, _iterator=None)
+    return chosen
 
 
-def start_at(loader: Any, bookmark: Bookmark) -> None:
-    """Start the next loop over a loader that has its own order at this bookmark."""
-    loader.batch_sampler.start_at(bookmark)
+def count_samples(value: Any) -> int:
+    """Return how many samples a batch has: the first length found in it."""
+    if isinstance(value, Tensor):
+        return int(value.shape[0]) if value.dim() else 1
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in value:
+            if isinstance(item, Tensor | Mapping | list | tuple):
+                return count_samples(item)
+        return max(1, len(value))
+    return 1

@@ -12,7 +12,7 @@ returns to the position in its data that this server knows, and continues from t
 The module `states` has the table of a worker's states.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import isfinite
 from time import monotonic
@@ -25,14 +25,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
-from paceline.run.worker.batch_stream import Batches
+from paceline.run.worker.batches import Batches
 from paceline.run.worker.connection import ServerConnection
 from paceline.run.worker.extra_steps import ExtraSteps
 from paceline.run.worker.last_gradient import Last
+from paceline.run.worker.leases import HeldLeases
 from paceline.run.worker.logged_scalars import LoggedScalars
 from paceline.run.worker.optimizer_sync import OptimizerSettings, SettingChanges
 from paceline.run.worker.position import PositionTracker
 from paceline.run.worker.replica import Replica
+from paceline.run.worker.requests import Requests
 from paceline.run.worker.states import Backward, Connection, Turn, WorkerEvent, WorkerState
 from paceline.run.worker.turn_clock import TurnClock
 
@@ -67,8 +69,11 @@ class Worker:
         self._settings = OptimizerSettings(replica.optimizers, schedulers, number, self.batches)
         self._replica = replica
         self._server = server
-        self._join()
         self._state = WorkerState()
+        self.requests = Requests(server, self._state, self)
+        forget = self.batches.forget_numbers
+        self.leases = HeldLeases(len(server.ahead), self.requests, forget)
+        self._join()
         self._assignment: messages.Assignment | None = None  # of the current turn; None iff idle
         self._early: messages.Assignment | None = None  # arrived before the last turn was closed
         self._polled_at = 0.0
@@ -82,6 +87,7 @@ class Worker:
         self.welcome, opened = self._server.join()
         self._replica.set_slot(opened.slot)
         self._replica.load_constants(opened.constants)
+        self.leases.forget()
         self.position.move_to(self.welcome.position)
         self._settings.join()
 
@@ -150,6 +156,9 @@ class Worker:
             changes.options,
             self._scalars.hand_in(),
             schedulers=changes.schedulers,
+            uses=self.batches.uses(optimizer),
+            new_samples=self.batches.new_samples(optimizer),
+            pulled=self.leases.hand_in_pulled(),
         )
 
     def _wait_until_due(self) -> bool:
@@ -167,15 +176,20 @@ class Worker:
         if self._state.turn is Turn.VOID:
             return None
         compute_s = self._clock.elapsed_s
+        pulled = self.leases.hand_in_pulled()
         if self._state.turn is Turn.CUT or self._clock.remaining_s:
-            return messages.AbandonReport(
-                turn.turn, compute_s, turn.version, changes.options, optimizer, changes.schedulers
-            )
+            abandoned = (turn.turn, compute_s, turn.version, changes.options, optimizer)
+            return messages.AbandonReport(*abandoned, changes.schedulers, pulled)
         samples = self.batches.samples(optimizer)
         computed = (turn.turn, turn.version, optimizer, samples, compute_s)
         options, schedulers = changes
         return messages.GradientReport(
-            *computed, None, options=options, cancelled=True, schedulers=schedulers
+            *computed,
+            None,
+            options=options,
+            cancelled=True,
+            schedulers=schedulers,
+            pulled=pulled,
         )
 
     def _send_report(self, report: Report) -> None:
@@ -242,7 +256,7 @@ class Worker:
         """End the run for all workers, and load its last version."""
         if not self.is_over:
             with suppress(PeerLost):  # the run has ended, and the server is already gone
-                self._request(lambda: self._server.end.send(messages.StopRun()))
+                self.requests.stop()
 
     def leave(self) -> None:
         """Tell the server that the script has ended; if it is worker 0's, the run ends."""
@@ -270,11 +284,11 @@ class Worker:
         """Handle a message that arrives during a turn."""
         message = self._server.receive()
         if isinstance(message, messages.Assignment) and self._state.turn is Turn.VOID:
-            self._keep_for_later(message)  # from the server that has replaced the lost one
-        elif not self._handle_notice(message):
+            self.keep_for_later(message)  # from the server that has replaced the lost one
+        elif not self.handle_notice(message):
             raise ProtocolError(f"expected no answer before a report, got {message!r}")
 
-    def _handle_notice(self, message: messages.FromServer) -> bool:
+    def handle_notice(self, message: messages.FromServer) -> bool:
         """Handle a message that the server may send at any time; return whether it is one."""
         if isinstance(message, messages.CancelTurn):
             # A cancellation for an earlier turn crossed our report: ignore it.
@@ -298,7 +312,7 @@ class Worker:
         """
         while not self.is_over:
             if self._state.connection is Connection.LOST:
-                self._rejoin()
+                self.rejoin()
             try:
                 answer = self._wait_for_answer()
                 self._load(answer)
@@ -311,19 +325,19 @@ class Worker:
     def _wait_for_answer(self) -> Answer:
         message = self._early or self._server.receive()
         while not isinstance(message, Answer):
-            if not self._handle_notice(message):
+            if not self.handle_notice(message):
                 raise ProtocolError(f"expected an assignment, got {message!r}")
             message = self._server.receive()
         self._early = None
         return message
 
-    def _rejoin(self) -> None:
+    def rejoin(self) -> None:
         """Join the server that replaces the lost one."""
         self._join()
         self._state.apply(WorkerEvent.REJOINED)
         self._early = None  # it was from the lost server
 
-    def _keep_for_later(self, message: messages.Assignment) -> None:
+    def keep_for_later(self, message: messages.Assignment) -> None:
         """Keep an assignment that arrives before the last turn is closed."""
         self._early = message
 
@@ -334,6 +348,7 @@ class Worker:
         optimizer = answer.optimizer if isinstance(answer, messages.Assignment) else None
         self._replica.load(self._server.end.fetch(answer), optimizer)
         self.version = answer.version
+        self.leases.receive(answer)
         self._checkpoint = answer.position_wanted
         options = answer.options if isinstance(answer, messages.Assignment) else ()
         self._settings.follow(answer.version, answer.scheduler_steps, answer.epochs, options)
@@ -357,43 +372,13 @@ class Worker:
         with suppress(PeerLost):  # the next message will notice
             self._server.end.send(messages.PositionReport(checkpoint, self.position.encode()))
 
-    # ------------------------------------------------------------------------- states on the server
+    # ------------------------------------------------------------------------------------- requests
 
     def optimizer_state(self, optimizer: int) -> dict[str, Any]:
         """Return the state of the server's optimizer."""
-        request = messages.StateRequest("optimizer", optimizer)
-        state: dict[str, Any] = self._request(lambda: self._server.end.send(request))
-        return state
+        return self.requests.optimizer_state(optimizer)
 
     def load_optimizer_state(self, optimizer: int, state: dict[str, Any]) -> None:
         """Load a state into the server's optimizer."""
-        has_begun = self.last is not None
-        self._request(lambda: self._server.end.send_state(optimizer, state, has_begun))
+        self.requests.load_optimizer_state(optimizer, state, has_begun=self.last is not None)
         self._settings.adopt(optimizer, state)
-
-    def averages(self) -> list[list[Tensor]]:
-        """Return the moving average of the parameters, by optimizer."""
-        request = messages.StateRequest("average")
-        averages: list[list[Tensor]] = self._request(lambda: self._server.end.send(request))
-        return averages
-
-    def _request(self, send: Callable[[], None]) -> Any:
-        """Send a request to this server, or to the next one if it is lost; return the answer."""
-        while True:
-            if self._state.connection is Connection.LOST:
-                self._rejoin()
-            try:
-                send()
-                return self._wait_for_state()
-            except PeerLost as error:
-                self._state.apply(WorkerEvent.SERVER_LOST)
-                if self.is_over:
-                    raise PeerLost(f"worker {self.number} lost the server: {error}") from None
-
-    def _wait_for_state(self) -> Any:
-        while not isinstance(message := self._server.receive(), messages.StateReply):
-            if isinstance(message, messages.Assignment):
-                self._keep_for_later(message)
-            elif not self._handle_notice(message):
-                raise ProtocolError(f"expected a state, got {message!r}")
-        return self._server.end.receive_state(message)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Answer workers that ask for batches or return them; the book decides which ones they get."""
+
+from paceline.core.leases import LeaseBook, Use
+from paceline.errors import ProtocolError
+from paceline.run.net import messages
+from paceline.run.net.transport import PeerEnd
+from paceline.run.server.recorder import Recorder
+from paceline.run.server.roster import Roster
+from paceline.run.server.timers import RunClock
+from paceline.trace.schema import Skipped
+
+__all__ = ["Leasing"]
+
+
+class Leasing:
+    """The server's side of the leases, apart from those that come with a turn."""
+
+    def __init__(
+        self, book: LeaseBook, roster: Roster, clock: RunClock, recorder: Recorder
+    ) -> None:
+        self._book = book
+        self._roster = roster
+        self._clock = clock
+        self._recorder = recorder
+
+    def on_request(self, end: PeerEnd, message: messages.LeaseRequest) -> None:
+        """Lease one batch of the stream."""
+        peer = self._roster.member(end)
+        wanted = [0] * message.stream + [1]
+        dealt = self._book.deal({peer.worker: wanted})[peer.worker]
+        if not dealt:
+            raise ProtocolError(f"stream {message.stream} has no leases")
+        self._roster.send(peer, messages.LeaseReply(dealt[0], self._book.epochs))
+
+    def on_returned(self, end: PeerEnd, message: messages.BatchesReturned) -> None:
+        """End the leases of these batches."""
+        worker = self._roster.member(end).worker
+        if not message.skipped:
+            self._book.give_back(worker, message.use)
+            return
+        skipped = self._book.skip(worker, message.use)
+        if skipped.numbers:
+            self._recorder.write([Skipped(self._clock.now(), worker, skipped)])
+
+    def check(self, worker: int, uses: tuple[Use, ...]) -> None:
+        """Raise ProtocolError if this worker can't have computed on these batches."""
+        self._book.check(worker, uses)
+
+    def release(self, worker: int) -> None:
+        """Lease what this worker holds to others, because it has left."""
+        self._book.release(worker)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where a stream gets its training batches from: leases, or the script's own loader.
+
+`LeasedSource` loads the batches of the shared order whose numbers the server leases to this worker.
+`OwnSource` is for a loader whose order belongs to the script: the worker draws from it by itself,
+and hands out a batch again if its gradient was dropped.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from paceline.core.leases import BatchOrder
+from paceline.run.worker.batches import Batch
+from paceline.run.worker.leases import HeldLeases
+from paceline.run.worker.position import Bookmark
+from paceline.run.worker.sampler import count_samples, with_batches
+
+__all__ = ["LeasedSource", "OwnSource", "Source"]
+
+
+_NOTHING = object()
+
+
+class Source(Protocol):
+    """The training batches of one stream."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The run's epoch of this stream; None: it has none, a pass ends with the loader."""
+
+    def begin_pass(self) -> None:
+        """Prepare to load the batches of a pass."""
+
+    def next_batch(self) -> Batch | None:
+        """Return the next batch; None: the pass is over, or the run."""
+
+    def next_to_look_at(self, seen: Sequence[Batch]) -> Batch | None:
+        """Return the next batch for a script that may only evaluate, and has seen these."""
+
+    def rest(self, plain: Any, seen: Sequence[Batch]) -> Iterator[Any]:
+        """Return what is left of a plain pass for a script that evaluates, and has seen these."""
+
+    def end_pass(self) -> None:
+        """Drop what was loaded ahead."""
+
+    def repeat(self, batches: list[Batch]) -> None:
+        """Hand out batches again, here or in another worker: their gradients were dropped."""
+
+    def skip(self, batches: list[Batch]) -> None:
+        """Count batches as done: the script made no step with them."""
+
+    def put_back(self, batches: list[Batch]) -> None:
+        """Hand out batches again that the script has only looked at."""
+
+    def bookmark(self, open_batches: Iterable[Batch]) -> Bookmark:
+        """Return the position; `open_batches` must come again."""
+
+    def can_go_back(self) -> bool:
+        """Return whether `move_to` has an effect."""
+
+    def move_to(self, bookmark: Bookmark, before_first: Callable[[], None]) -> None:
+        """Continue there; call `before_first` just before the first batch is loaded."""
+
+
+class LeasedSource:
+    """Batches of the shared order."""
+
+    def __init__(self, loader: Any, order: BatchOrder, stream: int, leases: HeldLeases) -> None:
+        """`loader`: from `with_shared_order`, or a list of batches."""
+        self._loader = loader
+        self._batches = order.batches
+        self._stream = stream
+        self._leases = leases
+        self._values: Iterator[Any] | None = None
+        self._pulled: deque[int] = deque()  # numbers whose batches are being loaded
+        self._generation = leases.generation
+        self._move: tuple[Bookmark, Callable[[], None]] | None = None  # pending `move_to`
+        if not isinstance(loader, list | tuple):
+            loader.batch_sampler.take = self._take
+
+    @property
+    def epoch(self) -> int | None:
+        """The run's epoch of this stream."""
+        return self._leases.epochs[self._stream]
+
+    def _take(self) -> int | None:
+        number = self._leases.take(self._stream)
+        if number is None:
+            return None
+        if self._generation != self._leases.generation:  # all leases but this one are void
+            self._leases.put_back(self._stream, [number])
+            return None
+        self._pulled.append(number)
+        return number
+
+    def begin_pass(self) -> None:
+        """Prepare to load the batches of a pass."""
+        self._generation = self._leases.generation
+        self._pulled.clear()
+        bookmark, before_first = self._move or (Bookmark(0, 0), None)
+        self._move = None
+        if before_first is not None and not bookmark.batches:
+            before_first()
+        self._values = self._indexed() if isinstance(self._loader, list | tuple) else None
+        if self._values is None:
+            self._values = iter(self._loader)  # draws a seed
+        if before_first is not None and bookmark.batches:
+            before_first()  # the pass had begun, and drawn its seed, before this position
+
+    def _indexed(self) -> Iterator[Any]:
+        while (number := self._take()) is not None:
+            yield self._loader[number % len(self._loader)]
+
+    def next_batch(self) -> Batch | None:
+        """Return the next batch; None: the run is over."""
+        while True:
+            if self._generation != self._leases.generation or self._move is not None:
+                self.begin_pass()  # what was loaded ahead belongs to others now
+            assert self._values is not None
+            value = next(self._values, _NOTHING)
+            if self._generation == self._leases.generation:
+                break
+        if value is _NOTHING:
+            return None
+        number, generation = self._pulled.popleft(), self._generation
+        return Batch(value, count_samples(value), number=number, generation=generation)
+
+    def next_to_look_at(self, seen: Sequence[Batch]) -> Batch | None:
+        """Return a batch that differs from those seen; None: there are no others."""
+        in_epoch = {batch.number % self._batches for batch in seen if batch.number is not None}
+        other: list[Batch] = []  # the same batch of another epoch
+        found: Batch | None = None
+        while len(in_epoch) < self._batches and (found := self.next_batch()) is not None:
+            assert found.number is not None
+            if found.number % self._batches not in in_epoch:
+                break
+            other.append(found)
+            found = None
+        self.put_back(other)
+        return found
+
+    def rest(self, plain: Any, seen: Sequence[Batch]) -> Iterator[Any]:
+        """Return the batches of the script's own loader that differ from those seen."""
+        in_epoch = {batch.number % self._batches for batch in seen if batch.number is not None}
+        if isinstance(plain, list | tuple):
+            return (value for number, value in enumerate(plain) if number not in in_epoch)
+        numbers = [number for number in range(self._batches) if number not in in_epoch]
+        return iter(with_batches(plain, self._loader, numbers))
+
+    def end_pass(self) -> None:
+        """Drop what was loaded ahead, but keep the leases."""
+        self._values = None
+        if self._generation == self._leases.generation:
+            self._leases.put_back(self._stream, list(self._pulled))
+        self._pulled.clear()
+
+    def repeat(self, batches: list[Batch]) -> None:
+        """Let other workers have batches whose gradients were dropped."""
+        if numbers := self._numbers(batches):
+            self._leases.give_back(self._stream, numbers)
+
+    def skip(self, batches: list[Batch]) -> None:
+        """Count batches as done: the script made no step with them."""
+        if numbers := self._numbers(batches):
+            self._leases.skip(self._stream, numbers)
+
+    def put_back(self, batches: list[Batch]) -> None:
+        """Hand out batches again that the script has only looked at."""
+        self._leases.put_back(self._stream, self._numbers(batches))
+
+    def _numbers(self, batches: list[Batch]) -> list[int]:
+        """Return the numbers of those batches that this worker still holds."""
+        generation = self._leases.generation
+        held = [batch for batch in batches if batch.generation == generation]
+        return [batch.number for batch in held if batch.number is not None]
+
+    def bookmark(self, open_batches: Iterable[Batch]) -> Bookmark:
+        """Return the position: only whether a pass has begun; the server knows the rest."""
+        del open_batches
+        if self._move is not None:
+            return self._move[0]
+        return Bookmark(0, int(self._values is not None))
+
+    def can_go_back(self) -> bool:
+        """Return True: the server decides which batches come next."""
+        return True
+
+    def move_to(self, bookmark: Bookmark, before_first: Callable[[], None]) -> None:
+        """Call `before_first` just before the next batch is loaded."""
+        self._move = (bookmark, before_first)
+
+
+class OwnSource:
+    """Batches that this worker draws from the script's own loader."""
+
+    def __init__(self, loader: Any, get_epoch: Callable[[], int] | None) -> None:
+        """`get_epoch` is None if the length of a pass is unknown."""
+        self._loader = loader
+        self._get_epoch = get_epoch
+        self._values: Iterator[Any] | None = None
+        self._again: deque[Batch] = deque()
+        self._passes = 0  # of the script
+        self._rounds = 0  # over the loader
+        self._next = Bookmark(0, 0)
+        self._move: tuple[Bookmark, Callable[[], None]] | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        """The run's epoch of this stream, if the length of a pass is known."""
+        return None if self._get_epoch is None else self._get_epoch()
+
+    def begin_pass(self) -> None:
+        """Begin a pass over the loader, or continue at the bookmark that `move_to` has set."""
+        bookmark, before_first = self._move or (Bookmark(self._passes, 0), None)
+        self._move = None
+        self._passes = bookmark.loop + 1
+        self._next = Bookmark(bookmark.loop, bookmark.batches)
+        values = self._values = self._one_pass()
+        found: dict[tuple[int, int], Batch] = {}
+        for number, value in enumerate(islice(values, bookmark.batches)):
+            position = (bookmark.loop, number)
+            if position in bookmark.again:
+                found[position] = Batch(value, count_samples(value), position=position)
+        self._again += [found[position] for position in bookmark.again if position in found]
+        if before_first is not None:
+            before_first()
+
+    def _one_pass(self) -> Iterator[Any]:
+        set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._rounds)
+        self._rounds += 1
+        return iter(self._loader)
+
+    def next_batch(self) -> Batch | None:
+        """Return the next batch; None: the loader is exhausted."""
+        if self._values is None or self._move is not None:
+            self.begin_pass()
+        assert self._values is not None
+        if self._again:
+            batch = self._again.popleft()
+            batch.is_dropped = False
+            return batch
+        value = next(self._values, _NOTHING)
+        if value is _NOTHING and self._get_epoch is not None:  # others may be faster or slower
+            self._values = self._one_pass()
+            value = next(self._values, _NOTHING)
+        if value is _NOTHING:
+            return None
+        position = (self._next.loop, self._next.batches)
+        self._next = Bookmark(self._next.loop, self._next.batches + 1)
+        return Batch(value, count_samples(value), position=position)
+
+    def next_to_look_at(self, seen: Sequence[Batch]) -> Batch | None:
+        """Return the next batch; None: the loader is exhausted."""
+        del seen
+        return self.next_batch()
+
+    def rest(self, plain: Any, seen: Sequence[Batch]) -> Iterator[Any]:
+        """Return what is left of this pass over the loader."""
+        del plain, seen
+        return iter(()) if self._values is None else self._values
+
+    def end_pass(self) -> None:
+        """Drop what was loaded ahead."""
+        self._values = None
+
+    def repeat(self, batches: list[Batch]) -> None:
+        """Hand out these batches again."""
+        self._again += batches
+
+    def skip(self, batches: list[Batch]) -> None:
+        """Do nothing: the worker's own batches aren't counted until they are accepted."""
+
+    def put_back(self, batches: list[Batch]) -> None:
+        """Do nothing: a new pass over the loader begins at its beginning anyway."""
+
+    def bookmark(self, open_batches: Iterable[Batch]) -> Bookmark:
+        """Return the position."""
+        if self._move is not None:
+            return self._move[0]
+        again = [*self._again, *open_batches]
+        positions = tuple(batch.position for batch in again if batch.position is not None)
+        return Bookmark(self._next.loop, self._next.batches, positions)
+
+    def can_go_back(self) -> bool:
+        """Return whether no pass has begun yet."""
+        return self._passes == 0
+
+    def move_to(self, bookmark: Bookmark, before_first: Callable[[], None]) -> None:
+        """Continue there, if no pass has begun yet."""
+        if self.can_go_back():
+            self._move = (bookmark, before_first)
+            self._again.clear()
