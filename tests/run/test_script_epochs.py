@@ -20,11 +20,12 @@ MODEL = """
 torch.manual_seed(5)
 model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 """
 LOOP = f"""
 loader = torch.utils.data.DataLoader(data, batch_size={BATCH}, shuffle=True, num_workers=PROCESSES)
 run = paceline.join()
-model, optimizer, loader = run.prepare(model, optimizer, loader)
+model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
 seen, ends = [], []
 for epoch in range({EPOCHS}):
     for number, x, y in loader:
@@ -33,6 +34,7 @@ for epoch in range({EPOCHS}):
         optimizer.step()
         if run.last.fate == "accepted":
             seen.append((epoch, number.tolist()))
+    scheduler.step()
     ends.append(run.version)
 keep(run, seen=seen, ends=ends, weights=[p.detach().clone() for p in model.parameters()])
 """
@@ -77,10 +79,13 @@ def large_batches(workers, samples):
             _, x, y = next(iter(DataLoader(data, batch_sampler=[sampler.samples(number)])))
             (nn.functional.mse_loss(model(x), y) / workers).backward()
         optimizer.step()
+        if (first + workers) % len(loader) == 0:
+            script["scheduler"].step()
     return [parameter.detach() for parameter in model.parameters()]
 
 
 def test_sync_equals_one_process_with_larger_batches_over_the_same_order(launch):
+    """Bit for bit, with a scheduler that steps once per epoch."""
     ran = launch(source(samples=48), workers=2, steps=None)
     assert ran.code == 0, ran.err
     for mine, expected in zip(ran.kept[0]["weights"], large_batches(2, 48), strict=True):
