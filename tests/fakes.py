@@ -36,7 +36,7 @@ from paceline.core.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.ledger import Ledger, Tally
+from paceline.core.ledger import Ledger
 from paceline.core.policies import parse_policy
 from paceline.core.policy import Policy
 from paceline.spec import RunSpec

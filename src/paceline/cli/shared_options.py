@@ -130,7 +130,7 @@ Samples = Annotated[
 Epochs = Annotated[
     float | None,
     typer.Option(
-        help="Stop after this many epochs. [default: 1, unless --steps or --samples is given]"
+        help="Stop after this many epochs. [default: as long as the script of worker 0 runs]"
     ),
 ]
 Requeue = Annotated[
