@@ -72,10 +72,12 @@ class BatchStream:
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
         if torch.is_grad_enabled() and self._batches.is_training():
-            yield from self._train()
-            return
-        if (yield from self._evaluate(self._plain)):
-            yield from self._train()
+            is_training = True
+        else:
+            is_training = yield from self._evaluate(self._plain)
+        if is_training:
+            with self._batches.training_pass():
+                yield from self._train()
 
     def _evaluate(self, values: Iterable[Any]) -> Generator[Any, None, bool]:
         """Yield these batches; return whether a gradient was computed on one of them."""
@@ -101,10 +103,6 @@ class BatchStream:
         if self._has_passed(epoch):
             self._pass = epoch + 1
             return
-        with self._batches.training_pass():
-            yield from self._train_until_after(epoch)
-
-    def _train_until_after(self, epoch: int) -> Iterator[Any]:
         has_ended = False
         try:
             self._source.begin_pass()
