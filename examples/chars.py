@@ -22,7 +22,7 @@ import paceline
 
 parser = argparse.ArgumentParser(description="Train a character language model.")
 parser.add_argument("--lr", type=float, default=0.005)
-parser.add_argument("--epochs", type=int, default=1, help="used only without paceline run")
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 

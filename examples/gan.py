@@ -18,7 +18,7 @@ import paceline
 
 parser = argparse.ArgumentParser(description="Train a GAN to draw digits.")
 parser.add_argument("--lr", type=float, default=0.002)
-parser.add_argument("--epochs", type=int, default=10, help="used only without paceline run")
+parser.add_argument("--epochs", type=int, default=30)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 

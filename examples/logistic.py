@@ -19,7 +19,7 @@ import paceline
 
 parser = argparse.ArgumentParser(description="Train a logistic regression.")
 parser.add_argument("--lr", type=float, default=1.0)
-parser.add_argument("--epochs", type=int, default=10, help="used only without paceline run")
+parser.add_argument("--epochs", type=int, default=40)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from paceline.core.events import Fate
+from paceline.core.leases import Use
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.tensors.state_spec import (
@@ -37,13 +38,17 @@ EXAMPLES = [
     messages.Hello(messages.PROTOCOL, bytes(32)),
     messages.Challenge(bytes(32), bytes(32)),
     messages.Proof(bytes(32)),
-    messages.Join(3, RELEASE, SPEC),
+    messages.Join(3, RELEASE, SPEC, (1, 5)),
     messages.Welcome(4, "50ms", 7, True, False),
     messages.Refused("the token is wrong"),
-    messages.Assignment(5, 7, 1, (7,), 12.5, None, (_OPTION,), _NOTICE, 0, {0: 1.5}),
+    messages.Assignment(
+        5, 7, 1, (7,), 12.5, None, (_OPTION,), _NOTICE, 0, {0: 1.5}, (1,), (Use(0, (9,)),)
+    ),
     messages.CancelTurn(5),
     messages.RunEnded(8, 1, (8,), _NOTICE),
-    messages.GradientReport(5, 7, 0, 32, 0.05, 1.5, (0,), (_OPTION,), {"loss": 0.5}),
+    messages.GradientReport(
+        5, 7, 0, 32, 0.05, 1.5, (0,), (_OPTION,), {"loss": 0.5}, uses=(Use(0, (8,)),)
+    ),
     messages.AbandonReport(5, 0.05, 7, (_OPTION,), 0, (_CALLS,)),
     messages.StateRequest("optimizer", 0),
     messages.StateUpload(0, b"\x80"),
@@ -56,6 +61,9 @@ EXAMPLES = [
     messages.Watch(4, True),
     messages.StopRun(),
     messages.ScriptEnded(),
+    messages.LeaseRequest(1),
+    messages.LeaseReply(Use(1, (5,)), (0, 2)),
+    messages.BatchesReturned(Use(0, (3, 4)), True),
     messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
 ]
 """One of each message."""
@@ -72,6 +80,9 @@ def _values(info: Any) -> st.SearchStrategy[Any]:
 
 _STRATEGIES: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
     inspect.StructType: lambda i: st.builds(i.cls, *[_values(field.type) for field in i.fields]),
+    inspect.NamedTupleType: lambda i: st.builds(
+        i.cls, *[_values(field.type) for field in i.fields]
+    ),
     inspect.UnionType: lambda i: st.one_of([_values(kind) for kind in i.types]),
     inspect.IntType: lambda i: st.integers(
         -(2**63) if i.ge is None else i.ge, 2**64 - 1 if i.le is None else i.le

@@ -22,10 +22,11 @@ model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 run = paceline.join()
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for x, y in loader:
-    optimizer.zero_grad()
-    run.backward(nn.functional.mse_loss(model(x), y))
-    optimizer.step()
+while not run.finished:
+    for x, y in loader:
+        optimizer.zero_grad()
+        run.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
 if run.is_first:
     print("at the end:", run.version)
 """

@@ -8,7 +8,7 @@ message, and starts an intruder between their steps, always while both compute a
 import gc
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -18,6 +18,7 @@ import torch._dynamo  # an optimizer loads it, and it sets an environment variab
 from torch import nn
 
 from paceline.core.decider import Decider
+from paceline.core.leases import BatchOrder, LeaseBook
 from paceline.core.policies import parse_policy
 from paceline.run.net import messages
 from paceline.run.net.address import listen
@@ -103,10 +104,15 @@ def serve(
     settings: Settings = USUAL,
     *,
     alone: bool = False,
+    orders: Sequence[BatchOrder | None] = (),
 ) -> Served:
-    """Serve a run while `intrude` runs (with `alone`, without honest workers); audit its trace."""
+    """Serve a run while `intrude` runs (with `alone`, without honest workers); audit its trace.
+
+    `orders`: of the batches that the server leases.
+    """
     harness = Harness()
-    decider = Decider(parse_policy(settings.policy), settings.spec)
+    book = LeaseBook(orders)
+    decider = Decider(parse_policy(settings.policy), settings.spec, leases=book)
     store = SharedMemoryStore(harness.spec)
     kept = decider.policy.versions_kept
     shard = Shard(harness.state, [], store, versions_kept=kept, ema=settings.ema)

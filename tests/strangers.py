@@ -83,10 +83,10 @@ class RawPeer:
 
     # -------------------------------------------------------------- being a worker, by the rules
 
-    def join(self, worker: int, spec: StateSpec) -> "RawPeer":
-        """Join as this worker; its slot is in `slot`."""
+    def join(self, worker: int, spec: StateSpec, ahead: tuple[int, ...] = ()) -> "RawPeer":
+        """Join as this worker, which wants to hold batches; its slot is in `slot`."""
         self._end = SharedMemoryWorker(self._channel, spec)
-        self.send(messages.Join(worker, RELEASE, spec))
+        self.send(messages.Join(worker, RELEASE, spec, ahead))
         assert isinstance(self._end.receive(), messages.Welcome)
         self.slot = self._end.open_slot().slot
         return self
@@ -99,6 +99,14 @@ class RawPeer:
             assert isinstance(message, messages.CancelTurn)
         self.parameters = self._end.fetch(message)
         return message
+
+    def receive_state(self, reply: messages.StateReply) -> Any:
+        """Return the state that this reply announces."""
+        return self._end.receive_state(reply)
+
+    def send_state(self, optimizer: int, state: dict[str, Any], *, has_begun: bool) -> None:
+        """Upload a state; `has_begun`: this worker has stepped."""
+        self._end.send_state(optimizer, state, has_begun)
 
     def gradient(
         self, assignment: messages.Assignment, *values: Tensor, **fields: Any

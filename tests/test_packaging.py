@@ -30,10 +30,11 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = paceline.join()
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for (x,) in loader:
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
+while not run.finished:
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
 if run.is_first:
     print("paceline is", paceline.__file__)
 """

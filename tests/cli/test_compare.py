@@ -20,16 +20,17 @@ model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = paceline.join()
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for (x,) in loader:
-    optimizer.zero_grad()
-    loss = (model(x) - 1).square().mean()
-    loss.backward()
-    run.log(loss=loss.item())
-    optimizer.step()
+while not run.finished:
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        run.log(loss=loss.item())
+        optimizer.step()
 """
 
 # A script doesn't know its rule, but under async an update has one contributor.
-UNDER_ASYNC = "    if run.last is not None and run.last.contributors == 1:\n        "
+UNDER_ASYNC = "        if run.last is not None and run.last.contributors == 1:\n            "
 
 
 @pytest.fixture

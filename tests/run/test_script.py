@@ -90,17 +90,18 @@ loader = torch.utils.data.DataLoader(data, batch_size=8 if run.is_first else 24)
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for (x,) in loader:
-    optimizer.zero_grad()
-    model(x).mean().backward()
-    run.log(worker=run.worker, version=torch.tensor(float(run.version)))
-    run.log(twice=1.0)
-    run.log(twice=3.0)
-    if run.is_first:
-        run.log(mine=5.0)
-    else:
-        run.log(endless=float("inf"))
-    optimizer.step()
+while not run.finished:
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        run.log(worker=run.worker, version=torch.tensor(float(run.version)))
+        run.log(twice=1.0)
+        run.log(twice=3.0)
+        if run.is_first:
+            run.log(mine=5.0)
+        else:
+            run.log(endless=float("inf"))
+        optimizer.step()
 """,
         steps=3,
     )

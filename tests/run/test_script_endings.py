@@ -87,12 +87,13 @@ run = paceline.join()
 data = torch.utils.data.TensorDataset(*batch(0, 0, 64))
 loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for x, y in loader:
-    optimizer.zero_grad()
-    F.mse_loss(model(x), y).backward()
-    optimizer.step()
-    if run.version >= 3:
-        run.stop()
+while not run.finished:
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if run.version >= 3:
+            run.stop()
 assert run.finished
 """
     ran = launch(TRAINING + source, steps=1000, policy="async")

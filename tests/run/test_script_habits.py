@@ -67,10 +67,11 @@ model = nn.Linear(1, 1).eval()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 run = paceline.join()
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for (x,) in loader:
-    optimizer.zero_grad()
-    model(x.reshape(-1, 1)).mean().backward()
-    optimizer.step()
+while not run.finished:
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x.reshape(-1, 1)).mean().backward()
+        optimizer.step()
 """
     ran = launch(source, workers=1, steps=13)
     assert ran.code == 0, ran.err

@@ -12,12 +12,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = paceline.join()
 model, optimizer, loader = run.prepare(model, optimizer, loader)
 losses = []
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
+while not run.finished:
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
 keep(run, weight=model.weight.detach().clone(), version=run.version, finished=run.finished)
 """
 

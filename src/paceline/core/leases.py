@@ -32,6 +32,8 @@ from paceline.errors import ProtocolError
 
 __all__ = ["BatchOrder", "LeaseBook", "Use"]
 
+SAMPLES_MAX = 2**40  # in one gradient; a trace can't record numbers of more than 64 bits
+
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
@@ -121,10 +123,19 @@ class LeaseBook:
                     dealt[worker].append(Use(i, tuple(numbers)))
         return dealt
 
+    def lease(self, worker: int, stream: int) -> Use:
+        """Lease one batch of this stream to a worker."""
+        found = self._stream(stream)
+        if not found.is_leased:
+            raise ProtocolError(f"stream {stream} has no leases")
+        return Use(stream, (found.lease(worker),))
+
     def check(self, worker: int, uses: Iterable[Use]) -> None:
         """Raise ProtocolError if this worker can't have computed on these batches."""
         for use in uses:
             stream = self._stream(use.stream)
+            if not 0 <= use.samples <= SAMPLES_MAX:
+                raise ProtocolError(f"worker {worker} can't have used {use.samples} samples")
             for number in use.numbers:
                 was_leased = stream.is_leased and 0 <= number < stream.next
                 holder = stream.leased.get(number, worker)  # no holder: it was accepted before

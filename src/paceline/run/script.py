@@ -218,7 +218,7 @@ class WorkerRun(Run):
         if not isinstance(loader, list | tuple):
             # Far apart, because similar seeds of a generator may give similar numbers.
             seed = (worker.welcome.seed * 1_000_003 + number) * 0x9E3779B97F4A7C15
-            loader = with_shared_order(loader, order, seed)
+            loader = with_shared_order(loader, order, seed, worker.number)
         return LeasedSource(loader, order, number, worker.leases)
 
     @property

@@ -41,15 +41,16 @@ loader = torch.utils.data.DataLoader(Jittered(), batch_size=4, shuffle=True)
 run = paceline.join()
 model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
 fixed = torch.randn(3)  # random numbers between `prepare` and the loop do not matter
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    trouble(run)
-    run.backward(loss)
-    optimizer.step()
-    scheduler.step()
-    if run.is_first and run.version == 9:
-        optimizer.param_groups[0]["weight_decay"] = 0.01
+while not run.finished:
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        trouble(run)
+        run.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        if run.is_first and run.version == 9:
+            optimizer.param_groups[0]["weight_decay"] = 0.01
 with run.averaged_weights(model) as averaged:
     average = [p.detach().clone() for p in averaged.parameters()]
 keep(run, weights=model.state_dict(), average=average, optimizer=optimizer.state_dict())

@@ -49,12 +49,13 @@ def intrude():
     connect().join(9, spec).send(b"dies in the middle of a message").close()
     return silent  # they stay until the end
 
-for x, y in loader:
-    optimizer.zero_grad()
-    F.mse_loss(model(x), y).backward()
-    if INTRUDE and run.is_first and run.version == 3:
-        crowd = intrude()
-    optimizer.step()
+while not run.finished:
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        if INTRUDE and run.is_first and run.version == 3:
+            crowd = intrude()
+        optimizer.step()
 weights = {name: weight.clone() for name, weight in model.state_dict().items()}
 keep(run, reasons=reasons, version=run.version, weights=weights)
 """

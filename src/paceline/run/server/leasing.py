@@ -2,7 +2,6 @@
 """Answer workers that ask for batches or return them; the book decides which ones they get."""
 
 from paceline.core.leases import LeaseBook, Use
-from paceline.errors import ProtocolError
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.recorder import Recorder
@@ -27,11 +26,8 @@ class Leasing:
     def on_request(self, end: PeerEnd, message: messages.LeaseRequest) -> None:
         """Lease one batch of the stream."""
         peer = self._roster.member(end)
-        wanted = [0] * message.stream + [1]
-        dealt = self._book.deal({peer.worker: wanted})[peer.worker]
-        if not dealt:
-            raise ProtocolError(f"stream {message.stream} has no leases")
-        self._roster.send(peer, messages.LeaseReply(dealt[0], self._book.epochs))
+        lease = self._book.lease(peer.worker, message.stream)
+        self._roster.send(peer, messages.LeaseReply(lease, self._book.epochs))
 
     def on_returned(self, end: PeerEnd, message: messages.BatchesReturned) -> None:
         """End the leases of these batches."""

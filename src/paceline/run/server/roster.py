@@ -26,6 +26,8 @@ from paceline.trace.event_records import Measured
 
 __all__ = ["Peer", "Roster"]
 
+LEASES_MAX = 1000  # with one turn; a worker asks for more if it needs them
+
 
 @dataclass(eq=False)
 class Peer:
@@ -122,9 +124,9 @@ class Roster:
             end.open_slot(welcome)
         except SpecError as error:  # no memory for another slot; the run goes on without it
             raise ProtocolError(str(error)) from None
-        peer = self._members[join.worker] = self._by_end[end] = Peer(
-            join.worker, end, ahead=join.ahead, wanted=list(join.ahead)
-        )
+        ahead = tuple([min(count, LEASES_MAX) for count in join.ahead])
+        peer = Peer(join.worker, end, ahead=ahead, wanted=list(ahead))
+        self._members[join.worker] = self._by_end[end] = peer
         self._known.add(join.worker)
         return peer
 
@@ -199,7 +201,7 @@ class Roster:
     def want_more(self, peer: Peer, pulled: Sequence[int]) -> None:
         """Note how many leases of each stream the member has used up."""
         for stream, count in enumerate(pulled[: len(peer.wanted)]):
-            peer.wanted[stream] += count
+            peer.wanted[stream] = min(peer.wanted[stream] + count, LEASES_MAX)
 
     def give_leases(self, peer: Peer) -> bool:
         """Note that the member gets what it wants; return whether it must forget older leases."""

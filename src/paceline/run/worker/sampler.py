@@ -99,12 +99,17 @@ def ahead_of(loader: Any) -> int:
     return 1 + processes * (getattr(loader, "prefetch_factor", None) or 2) if processes else 1
 
 
-def with_shared_order(loader: Any, order: BatchOrder, seed: int) -> Any:
+def with_shared_order(loader: Any, order: BatchOrder, seed: int, worker: int = 0) -> Any:
     """Return a loader that loads the batches of the shared order; set `take` of its sampler."""
     shared = copy(loader)  # keeps its class, and everything else that the script has set
     batches = _SharedBatchSampler(loader, order, seed)
-    # A DataLoader refuses to have these assigned, so:
-    shared.__dict__.update(batch_sampler=batches, in_order=True, _iterator=None)
+    # Each pass draws a seed for its loading processes. It must not come from torch's generator: a
+    # run that goes back to an earlier version begins fewer passes, and must still repeat exactly.
+    generator = torch.Generator()
+    generator.manual_seed((seed + (worker + 1) * 0xA24BAED4963EE407) % 2**63)
+    # A DataLoader refuses to have some of these assigned, so:
+    own = {"batch_sampler": batches, "generator": generator, "in_order": True, "_iterator": None}
+    shared.__dict__.update(own)
     return shared
 
 
