@@ -1,207 +1,487 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batches and streams without processes: which batch went into which gradient, and comes again."""
-
-from collections import OrderedDict, namedtuple
+"""Passes over a stream, without processes: when they begin and end, and what becomes of batches."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
+from leased_workers import FakeRun
 from message_examples import unhurried
 from paceline.core.events import Fate
-from paceline.run.worker.batch_stream import Batch, Batches, BatchStream, count_samples
+from paceline.errors import SpecError
+from paceline.run.worker import batch_stream
 
 DROPPED = [Fate.LATE, Fate.STALE, Fate.CANCELLED, Fate.DUPLICATE]
 
 
-class Script:
-    """A worker's script with one stream and one optimizer."""
+class Counting(IterableDataset):
+    """Has no length."""
 
-    def __init__(self, loader, requeue=True):
-        self.batches = Batches(1)
-        self.is_over = False
-        self.stream = BatchStream(loader, loader, 0, self.batches, lambda: self.is_over, requeue)
-        self.handed_out = iter(self.stream)
+    def __init__(self, size=6):
+        self.size = size
 
-    def next(self):
-        return next(self.handed_out)
-
-    def step(self, fate, backward=True):
-        """Compute on the latest batch, push, and receive this fate."""
-        if backward:
-            self.batches.touch(0)
-        self.batches.settle(0, fate)
+    def __iter__(self):
+        return iter(range(self.size))
 
 
-Pair = namedtuple("Pair", "x y")
+def alone(loader, **options):
+    """Return a run of one worker, and the worker."""
+    run = FakeRun([loader], **options)
+    return run, run.workers[0]
 
 
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [
-        (torch.ones(0, 3), 0),
-        ([torch.tensor(1.0), torch.ones(5)], 1),
-        ([1, 2, 3], 3),
-        ((1, [4, 5]), 2),
-        (["a", torch.ones(4)], 4),
-        (Pair(torch.ones(6), torch.ones(2)), 6),
-        (OrderedDict(meta="x", ids=[1, 2]), 2),
-        ({}, 1),
-        ({"a": {"b": (torch.ones(7, 1),)}}, 7),
-        (b"bytes", 1),
-        (7, 1),
-        (object(), 1),
-    ],
-    ids=lambda value: "" if type(value) is object else str(value),
-)
-def test_batch_size_is_the_first_length_found_in_the_batch(batch, samples):
-    assert count_samples(batch) == samples
+def shuffled(size=24, batch=4, **options):
+    return DataLoader(range(size), batch, shuffle=True, **options)
 
 
-# ------------------------------------------------------------------------------------------ batches
+def flat(batches):
+    return [int(x) for batch in batches for x in torch.as_tensor(batch).flatten()]
 
 
-def test_gradient_counts_the_samples_of_all_its_batches():
-    batches = Batches(2)
-    assert batches.samples(0) == 1  # no loader was used
-    for samples in (4, 3):
-        batches.take(0, Batch("x", samples))
-        batches.touch(0)
-        batches.touch(0)  # once per parameter
-    assert (batches.samples(0), batches.samples(1)) == (7, 1)
+# ---------------------------------------------------------------------------- the end of a pass
 
 
-def test_gradient_of_an_empty_batch_counts_as_one_sample():
-    """Weights of an update must add up to more than zero."""
-    batches = Batches(1)
-    batches.take(0, Batch("x", count_samples(torch.ones(0, 3))))
-    batches.touch(0)
-    assert batches.samples(0) == 1
+@pytest.mark.parametrize("loader", [shuffled(), DataLoader(range(24), 4), list(range(24))])
+def test_pass_ends_with_the_epoch_and_has_every_sample_once(loader):
+    run, worker = alone(loader)
+    for epoch in range(3):
+        [found] = worker.train()
+        assert sorted(flat(found)) == list(range(24))
+        assert run.epoch == epoch + 1
 
 
-def test_of_two_streams_the_one_with_more_samples_counts():
-    """They may hold parts of the same samples, such as images and captions."""
-    batches = Batches(1)
-    for stream, samples in ((0, 4), (1, 6)):
-        batches.take(stream, Batch("x", samples))
-    batches.touch(0)
-    assert batches.samples(0) == 6
-
-
-def test_discarded_gradient_does_not_count():
-    batches, batch = Batches(1), Batch("x", 4)
-    batches.take(0, batch)
-    batches.touch(0)
-    assert batches.is_pending(batch)
-    batches.discard(0)
-    assert not batches.is_pending(batch)
-    assert batches.samples(0) == 1
-
-
-def test_gradient_set_by_the_script_belongs_to_the_newest_batch():
-    batches = Batches(1)
-    batches.take(0, Batch("x", 4))
-    batches.hand_in(0)
-    assert batches.samples(0) == 4
-
-
-# ------------------------------------------------------------------------------------------- stream
-
-
-def test_stream_repeats_its_loader_endlessly():
-    script = Script([1, 2, 3])
+def test_workers_share_the_batches_of_an_epoch():
+    run = FakeRun([shuffled()], workers=3)
+    passes = [iter(worker.stream) for worker in run.workers]
     found = []
-    for _ in range(7):
-        found.append(script.next())
-        script.step(Fate.ACCEPTED)
-    assert found == [1, 2, 3, 1, 2, 3, 1]
+    for _ in range(2):
+        for worker, batches in zip(run.workers, passes, strict=True):
+            found.append(next(batches))
+            worker.step()
+    assert sorted(flat(found)) == list(range(24))
+    assert run.epoch == 1
+    run.workers[0].receive()  # they learn it with their next turns
+    run.workers[1].receive()
+    assert [list(batches) for batches in passes] == [[], [], []]
+
+
+def test_epoch_belongs_to_whoever_is_fast():
+    run = FakeRun([list(range(6))], workers=2)
+    fast, slow = run.workers
+    assert slow.next() == 1
+    assert fast.train() == [[0, 2, 3, 4, 5, 6 % 6]]
+    assert run.epoch == 1
+    slow.step()  # batch 1 counts in the next epoch
+    with pytest.raises(StopIteration):
+        slow.next()
+    assert fast.train() == [[1, 3, 4, 5, 0]]  # slow holds batch 2
+    assert run.epoch == 2
+
+
+def test_worker_that_has_missed_an_epoch_gets_an_empty_pass():
+    run = FakeRun([list(range(4))], workers=2)
+    fast, slow = run.workers
+    slow.next()
+    fast.train(3)
+    assert run.epoch == 3
+    slow.step(Fate.LATE)
+    with pytest.raises(StopIteration):
+        slow.next()
+    assert [list(slow.stream), list(slow.stream)] == [[], []]
+    assert len(slow.train()[0]) > 0, "the fourth pass is that of the current epoch"
+    assert run.epoch == 4
+
+
+def test_restarted_worker_gets_empty_passes_up_to_the_epoch_of_the_run():
+    run = FakeRun([list(range(4))], workers=2)
+    run.workers[0].train(3)
+    run.book.release(0)
+    new = FakeRun([list(range(4))]).workers[0]
+    new.run, new.streams = run, new.streams
+    new.leases.forget()
+    new.receive([1])
+    assert [len(found) for found in new.train(5)][:3] == [0, 0, 0]
+    assert run.epoch == 5
 
 
 def test_stream_ends_when_the_run_is_over():
-    script = Script([1, 2, 3])
-    script.next()
-    script.is_over = True
-    assert list(script.handed_out) == []
-    assert list(script.stream) == []
+    run, worker = alone([1, 2, 3])
+    worker.next()
+    worker.step()
+    run.is_over = True
+    with pytest.raises(StopIteration):
+        worker.next()
+    assert list(worker.stream) == []
+
+
+def test_batch_that_arrives_after_the_epoch_has_ended_belongs_to_the_next_pass():
+    run = FakeRun([list(range(4))], workers=2)
+    one, other = run.workers
+    assert one.next() == 0
+    one.step()
+    one.leases._queues[0].clear()  # so that it has to ask
+    run.book.release(0)
+    other.train()
+    with pytest.raises(StopIteration):
+        one.next()
+    assert one.asked == 1
+    held = [number for number, holder in run.book._streams[0].leased.items() if holder == 0]
+    assert held
+    assert one.next() == held[0] % 4
+
+
+def test_endless_loop_after_the_end_of_the_run_is_an_error(monkeypatch):
+    monkeypatch.setattr(batch_stream, "PASSES_AFTER_END_MAX", 3)
+    run, worker = alone([1, 2])
+    worker.train()
+    run.is_over = True
+    for _ in range(3):
+        assert list(worker.stream) == []
+    with pytest.raises(SpecError, match=r"leave your loop when run\.finished is true"):
+        list(worker.stream)
+
+
+def test_loader_that_was_only_evaluated_on_is_not_empty_after_the_end():
+    run, worker = alone([1, 2])
+    run.is_over = True
+    assert list(worker.stream) == [1, 2]
 
 
 @pytest.mark.parametrize("loader", [[], iter([])])
 def test_stream_of_an_empty_loader_ends(loader):
-    assert list(BatchStream(loader, loader, 0, Batches(1), lambda: False, requeue=True)) == []
+    assert alone(loader)[1].train(2) == [[], []]
 
 
 def test_stream_of_a_generator_ends_when_the_generator_does():
-    once = iter([1, 2])
-    assert list(BatchStream(once, once, 0, Batches(1), lambda: False, requeue=True)) == [1, 2]
+    assert alone(iter([1, 2]))[1].train(2) == [[1, 2], []]
+
+
+def test_pass_over_a_loader_without_a_length_is_the_loaders_own():
+    worker = alone(DataLoader(Counting(), 4))[1]
+    assert [flat(found) for found in worker.train(2)] == [list(range(6))] * 2
+
+
+# ----------------------------------------------------------------------------- leaving a pass
+
+
+@pytest.mark.parametrize("loader", [shuffled(), list(range(24)), DataLoader(Counting(24), 4)])
+def test_next_iter_yields_a_batch_whenever_the_script_asks(loader):
+    run, worker = alone(loader)
+    found = []
+    for _ in range(30):
+        found.append(next(iter(worker.stream)))
+        worker.step()
+    if not isinstance(loader, list) and isinstance(loader.dataset, Counting):
+        assert found[0].tolist() == found[1].tolist(), "a new pass over its own loader"
+        return
+    seen = flat(found)
+    assert len(seen) == run.done
+    for epoch in range(len(seen) // 24):
+        assert sorted(seen[epoch * 24 : epoch * 24 + 24]) == list(range(24))
+
+
+def test_pass_that_the_script_leaves_continues_in_the_next_one():
+    run, worker = alone(shuffled())
+    first = []
+    for value in worker.stream:
+        first.append(value)
+        worker.step()
+        if len(first) == 2:
+            break
+    [rest] = worker.train()
+    assert sorted(flat([*first, *rest])) == list(range(24))
+    assert run.epoch == 1
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_batch_that_was_only_looked_at_comes_again(processes):
+    options = {"num_workers": processes, "multiprocessing_context": "fork"} if processes else {}
+    run, worker = alone(shuffled(**options))
+    peeked = [next(iter(worker.stream)).tolist() for _ in range(3)]
+    assert peeked[0] == peeked[1] == peeked[2]
+    [found] = worker.train()
+    assert found[0].tolist() == peeked[0]
+    assert sorted(flat(found)) == list(range(24))
+    assert run.done == 24
+
+
+def test_batch_that_was_fetched_last_but_not_used_comes_again():
+    run, worker = alone(list(range(8)))
+    for value in worker.stream:
+        if value == 3:
+            break
+        worker.step()
+    assert worker.train() == [[3, 4, 5, 6, 7]]
+    assert (run.done, run.epoch) == (8, 1)
+
+
+def test_another_pass_inside_a_pass_loses_nothing():
+    run, worker = alone(list(range(8)))
+    found = []
+    for value in worker.stream:
+        found.append(value)
+        worker.step()
+        found.append(next(iter(worker.stream)))
+        worker.step()
+    assert found[:8] == list(range(8))
+    assert run.done == len(found)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_worker_that_leaves_its_passes_does_not_collect_leases(held):
+    loader = shuffled(num_workers=1, multiprocessing_context="fork")
+    run, worker = alone(loader)
+    kept = []
+    for _ in range(8):
+        batches = iter(worker.stream)
+        next(batches)
+        worker.step()
+        if held and not kept:
+            kept.append(batches)
+        del batches
+    assert len(run.book._streams[0].leased) <= 2 * 3
+
+
+# --------------------------------------------------------------------------- dropped batches
 
 
 @pytest.mark.parametrize("fate", DROPPED)
 def test_dropped_batch_comes_again_before_any_new_one(fate):
-    script = Script([1, 2, 3])
-    assert script.next() == 1
-    script.step(fate)
-    assert script.next() == 1
-    script.step(Fate.ACCEPTED)
-    assert script.next() == 2
+    run = FakeRun([list(range(4))], workers=2)
+    one, other = run.workers
+    assert (one.next(), other.next()) == (0, 1)
+    one.step(fate)  # it holds batch 2 already
+    assert one.next() == 2
+    assert one.returned == [((0,), False)]
+    other.step()
+    assert other.next() == 0
+
+
+@pytest.mark.parametrize("fate", DROPPED)
+def test_dropped_batch_of_the_workers_own_order_comes_again_before_any_new_one(fate):
+    worker = alone(DataLoader(Counting(), 2))[1]
+    assert worker.next().tolist() == [0, 1]
+    worker.step(fate)
+    assert worker.next().tolist() == [0, 1]
+    worker.step()
+    assert worker.next().tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(
-    ("requeue", "fate", "backward"),
-    [(False, Fate.LATE, True), (True, Fate.NON_FINITE, True), (True, Fate.LATE, False)],
-    ids=["no requeue", "non-finite", "not used"],
+    ("requeue", "fate"), [(False, Fate.LATE), (True, Fate.NON_FINITE)], ids=["no requeue", "inf"]
 )
-def test_batch_is_not_repeated_if_it_need_not_be(requeue, fate, backward):
-    script = Script([1, 2, 3], requeue)
-    assert script.next() == 1
-    script.step(fate, backward)
-    assert script.next() == 2
+def test_batch_is_not_repeated_if_it_need_not_be(requeue, fate):
+    run, worker = alone([1, 2, 3], requeue=requeue)
+    assert worker.next() == 1
+    worker.step(fate)
+    assert worker.next() == 2
+    assert worker.returned == [((0,), True)]
+    worker.step()
+    worker.next()
+    worker.step()
+    assert run.epoch == 1, "it counts as done"
 
 
-def test_batch_of_a_pending_gradient_does_not_come_again_yet():
-    """A gradient is accumulated over two batches, and dropped."""
-    script = Script([1, 2, 3, 4])
-    first = script.next()
-    script.batches.touch(0)
-    second = script.next()
-    script.step(Fate.LATE)
-    assert (first, second, script.next()) == (1, 2, 1)
-    script.batches.touch(0)
-    assert script.next() == 2
-    script.step(Fate.ACCEPTED)
-    assert script.next() == 3
+def test_batch_that_the_script_passes_over_counts_as_done():
+    run, worker = alone(list(range(6)))
+    for value in worker.stream:
+        if value != 3:
+            worker.step()
+    assert worker.returned == [((3,), True)]
+    assert run.epoch == 1
 
 
-def test_training_pass_lasts_until_its_loop_ends():
-    batches, loader = Batches(1), [1, 2]
-    assert not batches.has_loader
-    stream = BatchStream(loader, loader, 0, batches, lambda: False, requeue=True)
-    assert (batches.has_loader, batches.has_begun, batches.is_in_pass) == (True, False, False)
-    with torch.no_grad():
-        assert list(stream) == loader
-    assert not batches.has_begun
-    for _ in stream:
-        assert batches.is_in_pass
-        break
-    assert (batches.has_begun, batches.is_in_pass) == (True, False)
+def test_accumulated_gradient_settles_all_its_batches():
+    run, worker = alone(list(range(6)))
+    for _ in range(2):
+        worker.next()
+        worker.batches.touch(0)
+    assert worker.returned == []
+    worker.step(Fate.LATE)
+    assert worker.next() == 2
+    assert worker.returned == [((0, 1), False)]
+    worker.batches.touch(0)
+    found = worker.next()
+    worker.step()
+    assert (found, run.done) == (3, 2)
+    assert [worker.next() for _ in range(2)] == [0, 1]
 
 
-def test_stream_has_the_attributes_of_its_loader():
-    loader = DataLoader(range(10), batch_size=4)
-    stream = BatchStream(loader, loader, 0, Batches(1), lambda: False, requeue=True)
-    assert (len(stream), stream.batch_size) == (3, 4)
-    with pytest.raises(AttributeError):
-        _ = stream.nonsense
+def test_gradient_that_the_script_discards_counts_its_batch_as_done():
+    run, worker = alone(list(range(3)))
+    worker.next()
+    worker.batches.touch(0)
+    worker.batches.discard(0)
+    worker.next()
+    assert worker.returned == [((0,), True)]
+    assert run.done == 1
+
+
+@pytest.mark.parametrize("fates", [(Fate.ACCEPTED, Fate.LATE), (Fate.LATE, Fate.ACCEPTED)])
+def test_batch_of_two_optimizers_counts_once(fates):
+    """As in a GAN: one of its two gradients may be late."""
+    run, worker = alone(list(range(3)), optimizers=2)
+    for _ in worker.stream:
+        for optimizer, fate in enumerate(fates):
+            worker.step(fate, optimizer)
+    assert (run.done, run.epoch, worker.returned) == (3, 1, [])
 
 
 @unhurried
-@given(st.lists(st.sampled_from([Fate.ACCEPTED, *DROPPED]), max_size=40), st.integers(1, 5))
-def test_every_batch_is_accepted_once_and_in_order(fates, size):
-    script = Script([*range(size)])
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([Fate.ACCEPTED, *DROPPED])), max_size=60),
+    st.integers(1, 7),
+)
+def test_every_batch_is_accepted_once(turns, size):
+    run = FakeRun([list(range(size))], workers=3)
     accepted = []
-    for fate in fates:
-        value = script.next()
-        script.step(fate)
+    for number, fate in turns:
+        worker = run.workers[number]
+        value = None
+        while value is None:
+            try:
+                value = worker.next()
+            except StopIteration:  # the next pass, or an empty one
+                assert run.epoch > 0
+        worker.step(fate)
         accepted += [value] if fate is Fate.ACCEPTED else []
-    assert accepted == [i % size for i in range(len(accepted))]
+    assert run.done == len(accepted)
+    _, following, undone = run.book.plain()[0]
+    expected = sorted(number % size for number in set(range(following)) - set(undone))
+    assert sorted(accepted) == expected
+
+
+# ------------------------------------------------------------------------------- lost leases
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_worker_that_lost_its_leases_loads_only_what_it_gets_anew(processes):
+    options = {"num_workers": processes, "multiprocessing_context": "fork"} if processes else {}
+    run = FakeRun([DataLoader(range(24), 2, **options)], workers=2)
+    stopped, other = run.workers
+    stopped.next()
+    stopped.park()
+    found = [other.next() for _ in range(1)]
+    other.step()
+    stopped.batches.touch(0)
+    stopped.wake()  # its gradient was on a batch that it no longer holds
+    assert stopped.batches.uses(0)[0].numbers == ()
+    stopped.batches.settle(0, Fate.LATE)
+    for _ in range(4):
+        for worker in (stopped, other):
+            found.append(worker.next())
+            worker.step()
+    assert stopped.returned == []
+    assert len(set(flat(found))) == len(flat(found)) == run.done
+    for worker in run.workers:
+        worker.leave()
+
+
+# -------------------------------------------------------------------------------- evaluation
+
+
+def test_pass_without_gradients_is_a_plain_pass():
+    run, worker = alone(shuffled())
+    worker.next()
+    worker.step()
+    with torch.no_grad():
+        assert len(flat(list(worker.stream))) == 24
+    assert run.done == 4
+
+
+def test_pass_in_evaluation_mode_is_a_plain_pass():
+    model = nn.Linear(1, 1).eval()
+    run, worker = alone(DataLoader(range(24), 4), models=[model])
+    assert flat(list(worker.stream)) == list(range(24))
+    assert run.book.plain()[0][0] == 0
+    model.train()
+    assert len(worker.train()[0]) == 6
+    assert run.epoch == 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 11])
+@pytest.mark.parametrize("kind", ["a list", "shuffled", "in order", "its own", "its own sampler"])
+def test_validation_in_training_mode_is_a_whole_plain_pass(size, kind):
+    """A script may forget `model.eval()` and `no_grad`."""
+    loader = {
+        "a list": list(range(size)),
+        "shuffled": DataLoader(range(size), 1, shuffle=True),
+        "in order": DataLoader(range(size), 1),
+        "its own": DataLoader(Counting(size), 1),
+        "its own sampler": DataLoader(range(size), 1, sampler=SubsetRandomSampler(range(size))),
+    }[kind]
+    run = FakeRun([list(range(4)), loader], workers=2)
+    for worker in run.workers:
+        for epoch in range(2):
+            if worker.number == 0:
+                assert run.epoch == epoch
+            for _ in worker.stream:
+                worker.step()
+            for _ in range(2):
+                assert sorted(flat(list(worker.streams[1]))) == list(range(size))
+    assert run.book.epochs[1] == 0
+
+
+def test_pass_over_the_training_data_before_the_training_loses_nothing():
+    """As for the mean of the data."""
+    run, worker = alone(shuffled())
+    assert sorted(flat(list(worker.stream))) == list(range(24))
+    assert run.done == 0
+    assert sorted(flat(worker.train()[0])) == list(range(24))
+    assert (run.done, run.epoch) == (24, 1)
+
+
+# ------------------------------------------------------------------------------ the rest
+
+
+def test_two_streams_end_independently():
+    run = FakeRun([list(range(3)), list(range(5))])
+    [worker] = run.workers
+    pairs = []
+    for pair in zip(*worker.streams, strict=False):
+        pairs.append(pair)
+        worker.step()
+    assert pairs == [(0, 0), (1, 1), (2, 2)]
+    for pair in zip(*worker.streams, strict=False):
+        pairs.append(pair)
+        worker.step()
+    assert [second for _, second in pairs][3:] == [3, 4]
+    assert run.book.epochs == (1, 1)
+
+
+def test_stream_has_the_attributes_of_its_loader():
+    worker = alone(DataLoader(range(10), batch_size=4))[1]
+    assert (len(worker.stream), worker.stream.batch_size) == (3, 4)
+    with pytest.raises(AttributeError):
+        _ = worker.stream.nonsense
+
+
+@pytest.mark.parametrize(("workers", "length"), [(1, 6), (2, 3), (4, 2), (7, 1)])
+def test_length_is_the_share_of_one_worker(workers, length):
+    run = FakeRun([shuffled()], workers)
+    assert {len(worker.stream) for worker in run.workers} == {length}
+
+
+def test_length_of_a_loader_without_epochs_is_unknown():
+    with pytest.raises(TypeError):
+        len(alone(DataLoader(Counting(), 2))[1].stream)
+
+
+def test_training_pass_lasts_until_its_loop_ends():
+    worker = alone([1, 2, 3])[1]
+    batches = worker.batches
+    assert (batches.has_loader, batches.has_begun, batches.is_in_pass) == (True, False, False)
+    with torch.no_grad():
+        for _ in worker.stream:
+            assert not batches.is_in_pass
+    assert not batches.has_begun
+    for _ in worker.stream:
+        assert batches.is_in_pass
+        worker.step()
+    assert (batches.has_begun, batches.is_in_pass) == (True, False)
+    for _ in worker.stream:
+        break
+    assert not batches.is_in_pass

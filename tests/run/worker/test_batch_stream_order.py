@@ -3,9 +3,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
-from paceline.run.worker.batch_stream import count_samples, samples_in_epoch
 from plain import assert_same
 
 SIZE = 24
@@ -21,14 +19,17 @@ run = paceline.join()
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-seen = []
-for batch in loader:
-    x = batch[0] if isinstance(batch, (list, tuple)) else batch
-    seen.append(x.flatten().tolist())
-    optimizer.zero_grad()
-    model(x.reshape(-1, 1)).mean().backward()
-    optimizer.step()
-keep(run, seen=seen, version=run.version, finished=run.finished)
+seen, passes = [], []
+while not run.finished:
+    passes.append([])
+    for batch in loader:
+        x = batch[0] if isinstance(batch, (list, tuple)) else batch
+        seen.append(x.flatten().tolist())
+        passes[-1].append(x.flatten().tolist())
+        optimizer.zero_grad()
+        model(x.reshape(-1, 1)).mean().backward()
+        optimizer.step()
+keep(run, seen=seen, passes=passes, version=run.version, finished=run.finished)
 """
 
 SHUFFLED = DATA + "loader = DataLoader(data, batch_size=4, shuffle=True)\n" + LOOP
@@ -59,42 +60,6 @@ def test_stream_ends_with_the_last_update(launch, policy, options, updates):
         assert [len(kept["seen"]) for kept in ran.kept.values()] == [updates, updates]
 
 
-@pytest.mark.parametrize(
-    ("loader", "samples"),
-    [
-        (DataLoader(range(10), batch_size=3), 10),
-        (DataLoader(range(10), sampler=SubsetRandomSampler([1, 2, 3])), 3),
-        (DataLoader(range(10), batch_sampler=[[0, 1], [2]]), 10),
-        (
-            DataLoader(type("Endless", (IterableDataset,), {"__iter__": lambda self: iter(())})()),
-            None,
-        ),
-        ([torch.ones(4, 2), torch.ones(3, 2)], 7),
-        (iter(()), None),
-    ],
-)
-def test_samples_in_an_epoch_are_counted(loader, samples):
-    assert samples_in_epoch(loader) == samples
-
-
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [
-        (torch.ones(5, 2), 5),
-        (torch.tensor(1.0), 1),
-        ((torch.ones(5, 2), torch.ones(5)), 5),
-        ({"ids": torch.ones(3, 2), "label": 1}, 3),
-        ([{"x": torch.ones(6)}, torch.ones(2)], 6),
-        (["one", "two"], 2),
-        ("words", 1),
-        (None, 1),
-        ([], 1),
-    ],
-)
-def test_samples_in_a_batch_are_counted(batch, samples):
-    assert count_samples(batch) == samples
-
-
 # ---------------------------------------------------------------------------------------- its order
 
 
@@ -103,22 +68,50 @@ def orders(ran):
     return [[x for batch in ran.kept[w]["seen"] for x in batch] for w in sorted(ran.kept)]
 
 
-def test_order_of_a_worker_depends_only_on_the_seed_and_its_number(launch):
-    first, second = orders(launch(SHUFFLED, steps=12, seed=1))
-    for one in (first, second):
-        assert sorted(one[:SIZE]) == sorted(one[SIZE:]) == list(range(SIZE))
-        assert one[:SIZE] != one[SIZE:]
-    assert first != second
-    # Neither the script's own seed nor the number of workers matters.
-    again = orders(launch(f"torch.manual_seed(7)\n{SHUFFLED}", workers=3, steps=12, seed=1))
-    assert again[:2] == [first, second]
-    assert orders(launch(SHUFFLED, workers=1, steps=12, seed=2))[0] != first
+def in_turns(ran):
+    """Return the samples of all workers, in the order of the batches, under `sync`."""
+    turns = zip(*(ran.kept[w]["seen"] for w in sorted(ran.kept)), strict=True)
+    return [x for turn in turns for batch in turn for x in batch]
 
 
-def test_without_shuffling_each_worker_starts_at_its_own_offset(launch):
-    ran = launch(SHUFFLED.replace("shuffle=True", "shuffle=False"), workers=3, steps=8)
-    for worker, seen in enumerate(orders(ran)):
-        assert seen == [(worker * 8 + i) % SIZE for i in range(32)]
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_share_one_order_that_depends_only_on_the_seed(launch, workers):
+    """Neither the script's own seed nor the number of workers matters."""
+    ran = launch(f"torch.manual_seed({workers})\n{SHUFFLED}", workers=workers, steps=12, seed=1)
+    order = in_turns(ran)
+    epochs = [order[i : i + SIZE] for i in range(0, len(order), SIZE)]
+    assert len(epochs) == 2 * workers
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(SIZE))
+    assert epochs[0] != epochs[1]
+    alone = in_turns(launch(SHUFFLED, workers=1, steps=12, seed=1))
+    assert order[: 2 * SIZE] == alone
+    assert in_turns(launch(SHUFFLED, workers=1, steps=1, seed=2)) != alone[:4]
+
+
+def test_pass_of_each_worker_is_its_share_of_an_epoch(launch):
+    ran = launch(SHUFFLED, workers=3, steps=6)
+    for kept in ran.kept.values():
+        assert [len(found) for found in kept["passes"]] == [2, 2, 2]
+
+
+def test_without_shuffling_workers_take_turns(launch):
+    ran = launch(SHUFFLED.replace("shuffle=True", "shuffle=False"), workers=3, steps=4)
+    assert in_turns(ran) == [float(i) for i in range(SIZE)] * 2
+
+
+def test_last_batch_may_be_smaller_or_dropped(launch):
+    for options, size in (("", SIZE), (", drop_last=True", 20)):
+        source = SHUFFLED.replace("batch_size=4, ", f"batch_size=5{options}, ")
+        order = in_turns(launch(source, workers=1, steps=12))
+        assert len(set(order[:size])) == size
+        assert len(set(order[size : 2 * size])) == size
+
+
+def test_collate_fn_is_used(launch):
+    collate = "collate_fn=lambda items: torch.stack([x for x, in items]) + 100"
+    ran = launch(SHUFFLED.replace("shuffle=True", f"shuffle=True, {collate}"), steps=3)
+    assert sorted(in_turns(ran)) == [100.0 + i for i in range(SIZE)]
 
 
 KEPT = {
@@ -128,7 +121,7 @@ KEPT = {
         "DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=2))"
     ),
     "an endless data set": "DataLoader(Counting(), batch_size=2)",
-    "a list": "[numbers[:2], numbers[2:3]]",
+    "weights": "DataLoader(data, 2, sampler=WeightedRandomSampler([0.0, 1.0] * 12, 24))",
     "batches of the data set itself": "DataLoader(list(numbers.split(20)), batch_size=None)",
 }
 
@@ -142,7 +135,6 @@ SEEN = {
     "a sampler": [[5.0], [5.0], [5.0]],
     "a batch sampler": [[3.0, 1.0], [2.0], [3.0, 1.0]],
     "an endless data set": [[0.0, 1.0], [2.0], [0.0, 1.0]],
-    "a list": [[0.0, 1.0], [2.0], [0.0, 1.0]],
     "batches of the data set itself": [list(map(float, r)) for r in (range(20), range(20, 24))]
     + [list(map(float, range(20)))],
 }
@@ -157,6 +149,20 @@ def test_order_provided_by_the_script_is_kept_and_repeated(launch, kind):
             len(b) for b in SEEN.get(kind, [[0] * 2] * 3)
         ]
         assert kept["seen"] == SEEN.get(kind, kept["seen"])
+        if kind == "weights":
+            assert all(x % 2 for batch in kept["seen"] for x in batch)
+
+
+def test_batches_of_a_list_are_shared(launch):
+    ran = launch(f"{DATA}loader = list(numbers.split(5))\n{LOOP}", steps=5)
+    assert in_turns(ran) == [float(i) for i in range(SIZE)] * 2
+    assert [len(found) for found in ran.kept[0]["passes"]] == [3, 2]
+
+
+def test_pass_over_an_iterable_data_set_is_the_loaders_own(launch):
+    ran = launch(f"{DATA}{COUNTING}loader = DataLoader(Counting(), 2)\n{LOOP}", steps=6)
+    for kept in ran.kept.values():
+        assert kept["passes"] == [[[0.0, 1.0], [2.0]]] * 3
 
 
 def test_set_epoch_of_a_sampler_is_called(launch):
@@ -174,16 +180,16 @@ loader = DataLoader(data, batch_size=2, sampler=Own())
     assert ran.kept[0]["seen"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
 
 
-def test_stream_has_the_length_and_the_data_set_of_its_loader(launch):
+def test_stream_has_its_share_of_the_length_and_the_data_set_of_its_loader(launch):
     sizes = "keep(run, sizes=(len(loader), loader.batch_size, len(loader.dataset)))\n"
-    ran = launch(SHUFFLED + sizes, workers=1, steps=1)
-    assert ran.kept[0]["sizes"] == (6, 4, SIZE)
+    ran = launch(SHUFFLED + sizes, workers=2, steps=1)
+    assert ran.kept[1]["sizes"] == (3, 4, SIZE)
 
 
 @pytest.mark.parametrize("options", ["", ", persistent_workers=True", ", prefetch_factor=4"])
 def test_loader_with_worker_processes_works_and_ends_cleanly(launch, options):
     plain = launch(SHUFFLED, steps=8)
-    loader = f"batch_size=4, shuffle=True, num_workers=1{options}"
+    loader = f"batch_size=4, shuffle=True, num_workers=2{options}"
     ended = """
 import multiprocessing
 del loader
@@ -192,7 +198,11 @@ keep(run, seen=seen, left=len(multiprocessing.active_children()))
     source = SHUFFLED.replace("batch_size=4, shuffle=True", loader) + ended
     ran = launch(source, steps=8)
     assert (ran.code, ran.err) == (0, "")
-    assert orders(ran) == orders(plain)
+    assert orders(ran)[0][:4] == orders(plain)[0][:4]
+    used = sorted(number for g in ran.trace.gradients() for number in g.uses[0].numbers)
+    # Each worker holds batches that its processes load ahead.
+    assert used[:6] == list(range(6))
+    assert len(set(used)) == len(used) == 16
     assert [kept["left"] for kept in ran.kept.values()] == [0, 0]
 
 
@@ -246,14 +256,15 @@ def test_gradients_are_weighted_by_their_samples(launch):
         + """
 torch.manual_seed(0)
 run = paceline.join()
-loader = [numbers[:4]] if run.is_first else [numbers[4:]]
+loader = [numbers[:4], numbers[4:]]
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for x in loader:
-    optimizer.zero_grad()
-    model(x.reshape(-1, 1)).square().mean().backward()
-    optimizer.step()
+for _ in range(4):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x.reshape(-1, 1)).square().mean().backward()
+        optimizer.step()
 keep(run, weights=[p.detach().clone() for p in model.parameters()])
 """,
         steps=4,
@@ -275,13 +286,14 @@ model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 model, optimizer, loader, other = run.prepare(model, optimizer, loader, [numbers])
 others = iter(other)
-for turn, (x,) in enumerate(loader):
-    if run.version == 1 and turn % 3 == 1:
-        next(others)  # of 24
-    model(x.reshape(-1, 1)).mean().backward()
-    if turn % 3 == 2:
-        optimizer.step()
-        optimizer.zero_grad()
+for _ in range(2):
+    for turn, (x,) in enumerate(loader):
+        if run.version == 1 and turn % 3 == 1:
+            next(others)  # of 24
+        model(x.reshape(-1, 1)).mean().backward()
+        if turn % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
 """
 
 
@@ -294,11 +306,11 @@ def test_samples_of_all_batches_of_a_gradient_are_counted(launch):
 
 def test_samples_of_a_gradient_set_by_the_script_are_counted(launch):
     own = """
-    own = list(model.parameters())
-    for p, grad in zip(own, torch.autograd.grad(model(x.reshape(-1, 1)).mean(), own)):
-        p.grad = grad
+        own = list(model.parameters())
+        for p, grad in zip(own, torch.autograd.grad(model(x.reshape(-1, 1)).mean(), own)):
+            p.grad = grad
 """
-    source = SHUFFLED.replace("    model(x.reshape(-1, 1)).mean().backward()\n", own)
+    source = SHUFFLED.replace("        model(x.reshape(-1, 1)).mean().backward()\n", own)
     assert "autograd" in source
     ran = launch(source, workers=1, steps=3)
     assert [g.samples for g in ran.trace.gradients()] == [4, 4, 4]

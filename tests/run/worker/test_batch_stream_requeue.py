@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batches of dropped gradients come again, so that no sample is lost silently."""
+"""Batches of dropped gradients come again, so that no sample is lost silently.
+
+Here the script has a sampler of its own, so each worker draws its own batches.
+"""
 
 import pytest
 
@@ -96,7 +99,7 @@ be_late(run, 4)
     ran = launch(LATE + STREAM + loop + KEEP, steps=4, policy="backup:1")
     assert (ran.code, ran.err) == (0, "")
     assert batches(ran, 1) == [0, 0]
-    assert batches(ran, 0) == [0, 0, 0, 0], "each loop restarts the loader"
+    assert batches(ran, 0) == [0, 0, 0, 0], "each pass restarts the loader"
 
 
 def test_batch_of_a_non_finite_gradient_does_not_come_again(launch):

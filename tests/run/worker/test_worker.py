@@ -1,133 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A real worker against a scripted server, in one thread on the in-process transport.
-
-The server answers each report with the next scripted answer as soon as it receives the report.
-Tests call methods to make it send anything at other times.
-"""
+"""A real worker against a scripted server."""
 
 import pytest
 import torch
-import torch._dynamo  # optimizers import it, and it sets an environment variable
-from torch import nn
 
 from paceline.core.events import Fate
+from paceline.core.leases import Use
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
-from paceline.run.net.in_process import InProcessNetwork, InProcessStore
-from paceline.run.tensors.layout import gather
 from paceline.run.worker import worker as worker_module
-from paceline.run.worker.connection import ServerConnection
+from paceline.run.worker.batches import Batch
 from paceline.run.worker.extra_steps import LoopEnded
 from paceline.run.worker.position import Bookmark, Position, decode_position, encode_position
-from paceline.run.worker.replica import Replica
 from paceline.run.worker.states import Connection, Turn
-from paceline.run.worker.worker import Worker
-
-ACCEPTED = messages.FateNotice(Fate.ACCEPTED, version=0, staleness=0, contributors=1)
-REQUESTS = messages.StateRequest | messages.StateUpload | messages.StopRun | messages.ScriptEnded
-REPORTS = messages.GradientReport | messages.AbandonReport
-
-
-class ScriptedServer:
-    """The server and the worker that it talks to."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        state = gather([self.model], [self.optimizer])
-        self._store = InProcessStore(state.spec)
-        self._buffer = self._store.new_buffer()
-        for view, parameter in zip(
-            self._buffer.views.parameters[0], state.parameters[0], strict=True
-        ):
-            view.copy_(parameter.detach())
-        self._network = InProcessNetwork(self._store)
-        self.welcome = messages.Welcome(2, "", seed=0, requeue=True, averages=True, saves=True)
-        self.on_join = []  # actions when a worker has joined, for each server
-        self.on_report = []  # actions when a report has arrived
-        self.on_request = []  # actions when a request for a state has arrived
-        self.received = []
-        connection = ServerConnection(0, state.spec, self._dial)
-        self.worker = Worker(0, Replica(state, [self.model]), [], connection)
-
-    def _dial(self):
-        end = self._network.connect()
-        self._peer = self._network._peers[-1]
-        send, announce = end.send, end.announce
-
-        def send_and_answer(message):
-            send(message)
-            self._receive(message)
-
-        def announce_and_answer(report):
-            announce(report)
-            self._receive(report)
-
-        end.send, end.announce = send_and_answer, announce_and_answer
-        return end
-
-    def _receive(self, message):
-        self.received.append(message)
-        if isinstance(message, messages.Join):
-            self._slot = self._peer.open_slot(self.welcome)
-            _act(self.on_join)
-        elif isinstance(message, REPORTS):
-            _act(self.on_report)
-        elif isinstance(message, REQUESTS):
-            _act(self.on_request)
-
-    # What the server does:
-
-    def assign(self, turn, version=0, notice=None, **fields):
-        message = messages.Assignment(turn, version, 0, (), 0.0, notice=notice, **fields)
-        self._peer.publish(message, self._buffer)
-
-    def cancel(self, turn):
-        self._peer.send(messages.CancelTurn(turn))
-
-    def request_position(self, checkpoint):
-        self._peer.send(messages.PositionRequest(checkpoint))
-
-    def end(self, version=0, notice=None, **fields):
-        self._peer.publish(messages.RunEnded(version, 0, (), notice, **fields), self._buffer)
-
-    def die(self):
-        self._network.close(self._peer)
-
-    def send_state(self, state):
-        self._peer.send_state(state, "state")
-
-    def send_reply(self):
-        self._peer.send(messages.StateReply(0))
-
-    # What the script does:
-
-    def begin(self, turn=1, version=0, **fields):
-        """Begin the run with this turn, and forget the messages that led to it."""
-        self.assign(turn, version, **fields)
-        self.worker.begin()
-        self.received.clear()
-
-    def loss(self, hook=None):
-        """Compute a loss; `hook` runs between the gradients of the two layers."""
-        hidden = self.model[0](torch.ones(4, 2))
-        if hook is not None:
-            hidden.register_hook(lambda grad: hook())
-        return self.model[1](hidden).square().mean()
-
-    def step(self):
-        self.optimizer.zero_grad()
-        self.loss().backward()
-        self.worker.push(0)
-
-    def reports(self):
-        return [message for message in self.received if isinstance(message, REPORTS)]
-
-
-def _act(actions):
-    if actions:
-        actions.pop(0)()
+from scripted_server import ACCEPTED, ScriptedServer
 
 
 @pytest.fixture
@@ -227,6 +113,56 @@ def test_answer_before_the_report_is_a_protocol_error(server):
     server.assign(2, 1)
     with pytest.raises(ProtocolError, match="expected no answer before a report"):
         server.step()
+
+
+# ------------------------------------------------------------------------------------------ batches
+
+
+def test_report_names_the_batches_that_the_gradient_was_computed_on(server):
+    server.begin(leases=(Use(0, (7, 8)),), epochs=(2,))
+    assert server.worker.leases.epochs == (2,)
+    number = server.worker.leases.take(0)
+    server.worker.batches.take(0, Batch("x", 4, number=number))
+    server.on_report = [lambda: server.assign(2, 1, ACCEPTED, epochs=(3,))]
+    server.step()
+    [report] = server.reports()
+    assert (report.uses, report.samples, report.new_samples) == ((Use(0, (7,)),), 4, 4)
+    assert report.pulled == (1,)
+    assert server.worker.leases.epochs == (3,)
+    assert server.worker.leases.take(0) == 8
+
+
+def test_abandoned_turn_hands_in_the_leases_that_were_used_up(server):
+    server.begin(leases=(Use(0, (7, 8)),))
+    server.worker.leases.take(0)
+    server.cancel(1)
+    server.worker.backward(server.loss())
+    server.on_report = [lambda: server.assign(2, 1)]
+    server.worker.push(0)
+    assert server.reports()[0].pulled == (1,)
+
+
+def test_gradient_on_batches_that_were_given_to_others_names_none(server):
+    """The worker was stopped, and the server has assigned another turn since."""
+    server.begin(leases=(Use(0, (7, 8)),))
+    server.worker.batches.take(0, Batch("x", 4, number=server.worker.leases.take(0)))
+    server.on_report = [
+        lambda: server.assign(2, 1, leases=(Use(0, (9,)),), forget_leases=True),
+        lambda: server.assign(3, 2, ACCEPTED),
+    ]
+    server.step()
+    server.step()
+    assert [report.uses for report in server.reports()] == [(Use(0, (7,)),), (Use(0),)]
+    assert server.worker.leases.take(0) == 9
+
+
+def test_leases_of_a_lost_server_are_void(server):
+    server.begin(leases=(Use(0, (7, 8)),))
+    server.die()
+    server.on_join = [lambda: server.assign(1, 0, leases=(Use(0, (3,)),))]
+    server.step()
+    assert server.worker.leases.generation == 2  # it has joined twice
+    assert server.worker.leases.take(0) == 3
 
 
 # ------------------------------------------------------------------------------------ the run's end
@@ -359,7 +295,7 @@ def test_cancellation_that_arrives_before_a_state_counts(server):
         server.send_state([])
 
     server.on_request = [answer]
-    server.worker.averages()
+    server.worker.requests.averages()
     assert turn_of(server) is Turn.CANCELLED
 
 
@@ -397,16 +333,16 @@ def test_state_of_a_server_that_left_after_the_end_cannot_be_requested(server):
     server.on_report = [server.end]
     server.step()
     server.die()
-    with pytest.raises(PeerLost, match="worker 0 lost the server"):
-        server.worker.averages()
+    with pytest.raises(PeerLost, match="lost the server"):
+        server.worker.requests.averages()
     assert server.worker._state.connection is Connection.ENDED
 
 
 def test_unexpected_answer_to_a_state_request_is_a_protocol_error(server):
     server.begin()
     server.on_request = [lambda: server._peer.send(server.welcome)]
-    with pytest.raises(ProtocolError, match="expected a state, got Welcome"):
-        server.worker.averages()
+    with pytest.raises(ProtocolError, match="expected the answer to a request, got Welcome"):
+        server.worker.requests.averages()
 
 
 # ---------------------------------------------------------------------------------------- positions

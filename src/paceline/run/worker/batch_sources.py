@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
+from weakref import WeakMethod
 
 from paceline.core.leases import BatchOrder
 from paceline.run.worker.batches import Batch
@@ -78,7 +79,8 @@ class LeasedSource:
         self._generation = leases.generation
         self._move: tuple[Bookmark, Callable[[], None]] | None = None  # pending `move_to`
         if not isinstance(loader, list | tuple):
-            loader.batch_sampler.take = self._take
+            take = WeakMethod(self._take)  # the processes of a loader end when it is dropped
+            loader.batch_sampler.take = lambda: source() if (source := take()) else None
 
     @property
     def epoch(self) -> int | None:
@@ -97,8 +99,8 @@ class LeasedSource:
 
     def begin_pass(self) -> None:
         """Prepare to load the batches of a pass."""
+        self.end_pass()  # the script may not have left an earlier one
         self._generation = self._leases.generation
-        self._pulled.clear()
         bookmark, before_first = self._move or (Bookmark(0, 0), None)
         self._move = None
         if before_first is not None and not bookmark.batches:
@@ -116,8 +118,9 @@ class LeasedSource:
     def next_batch(self) -> Batch | None:
         """Return the next batch; None: the run is over."""
         while True:
-            if self._generation != self._leases.generation or self._move is not None:
-                self.begin_pass()  # what was loaded ahead belongs to others now
+            is_void = self._generation != self._leases.generation  # what was loaded ahead
+            if is_void or self._values is None or self._move is not None:
+                self.begin_pass()
             assert self._values is not None
             value = next(self._values, _NOTHING)
             if self._generation == self._leases.generation:
@@ -128,25 +131,27 @@ class LeasedSource:
         return Batch(value, count_samples(value), number=number, generation=generation)
 
     def next_to_look_at(self, seen: Sequence[Batch]) -> Batch | None:
-        """Return a batch that differs from those seen; None: there are no others."""
-        in_epoch = {batch.number % self._batches for batch in seen if batch.number is not None}
-        other: list[Batch] = []  # the same batch of another epoch
-        found: Batch | None = None
-        while len(in_epoch) < self._batches and (found := self.next_batch()) is not None:
-            assert found.number is not None
-            if found.number % self._batches not in in_epoch:
-                break
-            other.append(found)
-            found = None
-        self.put_back(other)
-        return found
+        """Return the next batch of the same epoch; None: others have the rest of it."""
+        epoch, in_epoch = self._seen(seen)
+        found = self.next_batch() if len(in_epoch) < self._batches else None
+        if found is None or found.number is None or found.number // self._batches == epoch:
+            return found
+        self.put_back([found])
+        return None
+
+    def _seen(self, seen: Sequence[Batch]) -> tuple[int, set[int]]:
+        """Return the epoch of these batches, and which ones of the epoch they are."""
+        numbers = [batch.number for batch in seen if batch.number is not None]
+        epoch = numbers[0] // self._batches if numbers else self._leases.epochs[self._stream]
+        return epoch, {number % self._batches for number in numbers}
 
     def rest(self, plain: Any, seen: Sequence[Batch]) -> Iterator[Any]:
         """Return the batches of the script's own loader that differ from those seen."""
-        in_epoch = {batch.number % self._batches for batch in seen if batch.number is not None}
+        epoch, in_epoch = self._seen(seen)
         if isinstance(plain, list | tuple):
             return (value for number, value in enumerate(plain) if number not in in_epoch)
-        numbers = [number for number in range(self._batches) if number not in in_epoch]
+        begin = epoch * self._batches
+        numbers = [begin + number for number in range(self._batches) if number not in in_epoch]
         return iter(with_batches(plain, self._loader, numbers))
 
     def end_pass(self) -> None:
@@ -236,6 +241,9 @@ class OwnSource:
 
     def next_batch(self) -> Batch | None:
         """Return the next batch; None: the loader is exhausted."""
+        return self._load(repeats=self._get_epoch is not None)  # others may be faster or slower
+
+    def _load(self, repeats: bool) -> Batch | None:
         if self._values is None or self._move is not None:
             self.begin_pass()
         assert self._values is not None
@@ -244,7 +252,7 @@ class OwnSource:
             batch.is_dropped = False
             return batch
         value = next(self._values, _NOTHING)
-        if value is _NOTHING and self._get_epoch is not None:  # others may be faster or slower
+        if value is _NOTHING and repeats:
             self._values = self._one_pass()
             value = next(self._values, _NOTHING)
         if value is _NOTHING:
@@ -256,7 +264,7 @@ class OwnSource:
     def next_to_look_at(self, seen: Sequence[Batch]) -> Batch | None:
         """Return the next batch; None: the loader is exhausted."""
         del seen
-        return self.next_batch()
+        return self._load(repeats=False)
 
     def rest(self, plain: Any, seen: Sequence[Batch]) -> Iterator[Any]:
         """Return what is left of this pass over the loader."""

@@ -60,6 +60,7 @@ class BatchStream:
         self._was_left = False  # the script has left its last pass by itself
         self._is_trained_on = False  # a gradient was computed on one of its batches
         self._passes_after_end = 0
+        self._active = 0  # training passes that have begun and not ended
 
     def __len__(self) -> int:
         """Return how many batches of an epoch are this worker's share."""
@@ -87,6 +88,8 @@ class BatchStream:
             self._batches.take(self._number, batch)
             yield value
             is_used |= batch.is_used
+        if not is_used:
+            self._batches.forget_latest(self._number)
         return is_used
 
     # ---------------------------------------------------------------------------------- training
@@ -103,22 +106,26 @@ class BatchStream:
         if self._has_passed(epoch):
             self._pass = epoch + 1
             return
+        if not self._active:
+            self._settle()
+            self._put_back()
+        self._active += 1
         has_ended = False
         try:
             self._source.begin_pass()
-            while not self._has_passed(epoch) and (batch := self._next_batch()) is not None:
+            while (batch := self._next_batch(epoch)) is not None:
                 yield batch.value
-                if self._evaluates():
-                    has_ended = True
-                    yield from self._evaluate(self._source.rest(self._plain, self._handed_out))
-                    return
+                if self._looks_at() >= LOOKED_AT_MAX:
+                    break
             has_ended = True
             if self._is_trained_on:
                 self._pass = max(self._pass, epoch + 1)
+            elif self._looks_at() and not self._has_passed(epoch):
+                yield from self._evaluate(self._source.rest(self._plain, self._handed_out))
         finally:
+            self._active -= 1
             self._was_left |= not has_ended
             self._settle()
-            self._put_back()
             self._source.end_pass()
 
     def _has_passed(self, epoch: int) -> bool:
@@ -126,22 +133,27 @@ class BatchStream:
         now = self._source.epoch
         return self._is_over() or (now is not None and now > epoch)
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self, epoch: int) -> Batch | None:
         """Settle earlier batches, and hand out the next one; None: the pass or the run is over."""
+        if self._has_passed(epoch):
+            return None
         self._settle()
         looks = not self._is_trained_on and bool(self._handed_out)
         source, seen = self._source, self._handed_out
         batch = source.next_to_look_at(seen) if looks else source.next_batch()
-        if batch is None or self._is_over():
+        if batch is None:
+            return None
+        if self._has_passed(epoch):  # while it waited for a lease
+            source.put_back([batch])
             return None
         self._batches.take(self._number, batch)
         self._handed_out.append(batch)
         return batch
 
-    def _evaluates(self) -> bool:
-        """Return whether the script has fetched batches without computing any gradient on them."""
+    def _looks_at(self) -> int:
+        """Return how many batches the script has fetched; 0 if it has computed any gradient."""
         self._is_trained_on |= any(batch.is_used for batch in self._handed_out)
-        return not self._is_trained_on and len(self._handed_out) >= LOOKED_AT_MAX
+        return 0 if self._is_trained_on else len(self._handed_out)
 
     def _settle(self) -> None:
         """Finish the batches that the script has moved past."""
@@ -170,7 +182,11 @@ class BatchStream:
         self._source.skip(skipped)
 
     def _put_back(self) -> None:
-        """Keep batches that the script has only looked at, for the next pass."""
+        """Hand out batches again that the script has only looked at.
+
+        Not before the next pass: the script may have left its last one to compute on them, as in
+        `next(iter(loader))`.
+        """
         looked_at = [batch for batch in self._handed_out if not batch.is_used]
         self._handed_out = [batch for batch in self._handed_out if batch.is_used]
         self._source.put_back(looked_at)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.core.events import Fate
@@ -27,7 +28,7 @@ class Batch:
     number: int | None = None  # in the shared order; None: it isn't from there
     generation: int = 0  # of the leases
     position: tuple[int, int] | None = None  # (pass, batch) in the worker's own order
-    in_training: bool = True  # whether a model was in training mode when it was handed out
+    in_training: bool = True  # whether a model was in training mode, and gradients enabled
     is_used: bool = False  # a gradient was computed on it
     is_accepted: bool = False  # a gradient that was computed on it was accepted
     is_dropped: bool = False  # a gradient that was computed on it was dropped by the policy
@@ -71,8 +72,12 @@ class Batches:
         if self._is_settled:
             self._latest.clear()
             self._is_settled = False
-        batch.in_training = self.is_training()
+        batch.in_training = self.is_training() and torch.is_grad_enabled()
         self._latest[stream] = batch
+
+    def forget_latest(self, stream: int) -> None:
+        """Note that the latest batch of this stream was only evaluated on."""
+        self._latest.pop(stream, None)
 
     def touch(self, optimizer: int) -> None:
         """Note that a gradient reached a parameter of this optimizer."""

@@ -73,10 +73,14 @@ def order_of(loader: Any) -> BatchOrder | None:
         batches = len(loader)
         last = batch if loader.drop_last else size - (batches - 1) * batch
         return BatchOrder((batches - 1) * batch + last, batches, batch, last)
+    if isinstance(loader, DataLoader) and loader.batch_size is None and not loader.batch_sampler:
+        return None  # a sample of the data set may be a whole batch
     data: Any  # may have no length
     for data in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         with suppress(TypeError):
-            return BatchOrder(len(data)) if len(data) else None
+            size = len(data)
+            size -= size % loader.batch_size if getattr(loader, "drop_last", False) else 0
+            return BatchOrder(size) if size else None
     return None
 
 
