@@ -112,7 +112,7 @@ class FakeWorker:
         pulled = self.leases.hand_in_pulled() if wanted is None else wanted
         dealt = self.run.book.deal({self.number: pulled})[self.number]
         epochs = self.run.book.epochs
-        turn = Assignment(1, 0, 0, (), 0.0, epochs=epochs, leases=tuple(dealt))
+        turn = Assignment(1, 0, 0, (), 0.0, stream_epochs=epochs, leases=tuple(dealt))
         self.leases.receive(turn)
 
     def park(self) -> None:
@@ -125,7 +125,14 @@ class FakeWorker:
         ahead = [ahead_of(loader) for loader in self.run.loaders]
         dealt = self.run.book.deal({self.number: ahead})[self.number]
         turn = Assignment(
-            1, 0, 0, (), 0.0, epochs=self.run.book.epochs, leases=tuple(dealt), forget_leases=True
+            1,
+            0,
+            0,
+            (),
+            0.0,
+            stream_epochs=self.run.book.epochs,
+            leases=tuple(dealt),
+            forget_leases=True,
         )
         self.leases.receive(turn)
 
