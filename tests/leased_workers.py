@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from paceline.core.events import Fate
-from paceline.core.leases import LeaseBook, Use
+from paceline.leases import LeaseBook, Use
 from paceline.run.net.messages import Assignment
 from paceline.run.worker.batch_sources import LeasedSource, OwnSource, Source
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings

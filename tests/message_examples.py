@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
+from paceline.leases import Use
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.tensors.state_spec import (

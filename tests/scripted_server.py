@@ -10,7 +10,7 @@ import torch._dynamo  # optimizers import it, and it sets an environment variabl
 from torch import nn
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
+from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.net.in_process import InProcessNetwork, InProcessStore
 from paceline.run.tensors.layout import gather

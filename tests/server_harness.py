@@ -18,8 +18,8 @@ import torch._dynamo  # an optimizer loads it, and it sets an environment variab
 from torch import nn
 
 from paceline.core.decider import Decider
-from paceline.core.leases import BatchOrder, LeaseBook
 from paceline.core.policies import parse_policy
+from paceline.leases import BatchOrder, LeaseBook
 from paceline.run.net import messages
 from paceline.run.net.address import listen
 from paceline.run.net.handshake import new_token
@@ -112,7 +112,8 @@ def serve(
     """
     harness = Harness()
     book = LeaseBook(orders)
-    decider = Decider(parse_policy(settings.policy), settings.spec, leases=book)
+    decider = Decider(parse_policy(settings.policy), settings.spec)
+    decider.leases = book
     store = SharedMemoryStore(harness.spec)
     kept = decider.policy.versions_kept
     shard = Shard(harness.state, [], store, versions_kept=kept, ema=settings.ema)

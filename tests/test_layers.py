@@ -12,7 +12,7 @@ import paceline
 SRC = Path(paceline.__file__).parent
 FACADE = "paceline"
 
-BOTTOM = {"errors", "files", "release", "spec", "latency"}
+BOTTOM = {"errors", "files", "release", "spec", "latency", "leases"}
 MIDDLE = BOTTOM | {"core"}
 MAY_IMPORT = {
     "errors": set(),
@@ -21,9 +21,10 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "spec": {"errors"},
     "latency": {"errors", "spec"},
-    "core": {"errors", "spec"},
-    "trace": {"errors", "files", "spec", "core"},
-    "watch": {"errors", "files", "spec", "core", "trace"},
+    "leases": {"errors"},
+    "core": {"errors", "spec", "leases"},
+    "trace": {"errors", "files", "spec", "leases", "core"},
+    "watch": {"errors", "files", "spec", "leases", "core", "trace"},
     "sim": MIDDLE | {"trace"},
     "run": MIDDLE | {"trace"},
     "lab": MIDDLE | {"trace", "sim", "run", "watch"},

@@ -4,8 +4,8 @@
 import pytest
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
 from paceline.errors import TraceError
+from paceline.leases import Use
 from paceline.trace.schema import Ended, Gradient, Header, Restored, Skipped
 from paceline.watch.batch_audit import BatchAudit
 

@@ -47,10 +47,10 @@ from paceline.core.events import (
     WorkerMissing,
 )
 from paceline.core.invariants import invariants
-from paceline.core.leases import LeaseBook
 from paceline.core.ledger import Ledger, Member, Origin, Tally, Work
 from paceline.core.policy import Policy
 from paceline.errors import InternalError, ProtocolError
+from paceline.leases import LeaseBook
 from paceline.spec import RunSpec
 
 __all__ = ["NOTHING", "Decider", "replay"]
@@ -63,16 +63,10 @@ class Decider:
 
     HISTORY_LENGTH = 20  # events that an InternalError lists
 
-    def __init__(
-        self,
-        policy: Policy,
-        spec: RunSpec,
-        origin: Origin = NOTHING,
-        leases: LeaseBook | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, spec: RunSpec, origin: Origin = NOTHING) -> None:
         policy.validate(spec)
         self.policy = policy
-        self.leases = LeaseBook(()) if leases is None else leases
+        self.leases = LeaseBook(())  # a shell whose runs have data replaces it
         self.ledger = Ledger(
             spec=spec,
             memory=policy.recall(spec, origin.memory),
@@ -189,8 +183,7 @@ class Decider:
                 scale = self.policy.scale(update - 1 - event.version)
                 given = Contribution(worker, event.version, event.samples, scale, event.sq_norm)
                 tally.contributions.append(given)
-                new = event.new_samples
-                tally.new_samples += event.samples if new is None else new
+                tally.new_samples += event.counted_samples
                 return [Accept(worker, event.version, update, event.samples, scale)]
             if worker not in tally.done:  # under a rule that repeats it may have contributed
                 tally.excused.add(worker)

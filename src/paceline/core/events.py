@@ -96,6 +96,11 @@ class GradientArrived(Event):
     sq_norm: float | None = None  # its squared norm; None: not measured, or not finite
     new_samples: int | None = None  # that no accepted gradient was computed on before; None: all
 
+    @property
+    def counted_samples(self) -> int:
+        """The samples that count towards the end of the run, if this is accepted."""
+        return self.samples if self.new_samples is None else self.new_samples
+
 
 @dataclass(frozen=True, slots=True)
 class WorkAbandoned(Event):

@@ -32,7 +32,7 @@ from paceline.run.settings import Settings
 from paceline.run.step_hooks import call_after_step
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory_limits import keep_freed_memory
-from paceline.run.worker.batch_sources import LeasedSource, OwnSource, Source
+from paceline.run.worker.batch_sources import BatchSource, LeasedSource, OwnSource
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings
 from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
 from paceline.run.worker.last_gradient import Last
@@ -209,7 +209,7 @@ class WorkerRun(Run):
         worker.position.add(stream)
         return stream
 
-    def _source(self, loader: Any, number: int, worker: Worker) -> Source:
+    def _source(self, loader: Any, number: int, worker: Worker) -> BatchSource:
         order = order_of(loader)
         if order is None:
             return OwnSource(loader, None)

@@ -26,8 +26,8 @@ from paceline.core.events import (
     WorkerLeft,
     WorkerMissing,
 )
-from paceline.core.leases import Use
 from paceline.errors import InternalError
+from paceline.leases import Use
 from paceline.trace.schema import (
     Gradient,
     Joined,

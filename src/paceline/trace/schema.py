@@ -28,11 +28,11 @@ from paceline.core.events import (
     WorkerLeft,
     WorkerMissing,
 )
-from paceline.core.leases import Use
 from paceline.core.ledger import Origin
 from paceline.core.policy import Policy
 from paceline.errors import TraceError
 from paceline.files import atomic_write
+from paceline.leases import Use
 from paceline.spec import Late, RunSpec
 
 __all__ = [

@@ -3,7 +3,7 @@
 
 import pytest
 
-from paceline.core.leases import BatchOrder, Use
+from paceline.leases import BatchOrder, Use
 from paceline.run.net import messages
 from paceline.run.server.roster import LEASES_MAX
 from paceline.run.settings import Settings

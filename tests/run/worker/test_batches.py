@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
+from paceline.leases import Use
 from paceline.run.worker.batches import Batch, Batches
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from paceline.core.leases import Use
+from paceline.leases import Use
 from paceline.run.net.messages import Assignment, RunEnded
 from paceline.run.worker.leases import HeldLeases
 

@@ -3,8 +3,8 @@
 
 import pytest
 
-from paceline.core.leases import Use
 from paceline.errors import PeerLost, ProtocolError
+from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.worker import worker as worker_module
 from paceline.run.worker.states import Turn

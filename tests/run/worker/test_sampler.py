@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from paceline.core.leases import BatchOrder
+from paceline.leases import BatchOrder
 from paceline.run.worker.sampler import (
     ahead_of,
     count_samples,

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
 from paceline.errors import PeerLost, ProtocolError
+from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.worker import worker as worker_module
 from paceline.run.worker.batches import Batch

@@ -41,8 +41,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
 from paceline.errors import ProtocolError
+from paceline.leases import Use
 from paceline.run.tensors.state_spec import (
     LARGEST,
     Count,

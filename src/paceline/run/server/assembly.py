@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.barrier_free import Free
 from paceline.core.decider import NOTHING, Decider
-from paceline.core.leases import BatchOrder, LeaseBook
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
+from paceline.leases import BatchOrder, LeaseBook
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.run_folder import commit_spec, is_resumed
 from paceline.run.net.address import listen
@@ -100,7 +100,8 @@ def _make_server(
     every = parse_every(settings.checkpoint_every)
     checkpointer = Checkpointer(archive, every, export, _say)
     listener.stop_on(signal.SIGTERM, signal.SIGINT)
-    decider = Decider(policy, settings.spec, origin, book)
+    decider = Decider(policy, settings.spec, origin)
+    decider.leases = book
     server = Server(settings, decider, shard, listener, recorder, checkpointer)
     server.expect_launcher()
     if saved is not None:

@@ -26,8 +26,8 @@ from paceline.core.events import (
     SendParams,
     StartTimer,
 )
-from paceline.core.leases import Use
 from paceline.errors import ProtocolError
+from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer

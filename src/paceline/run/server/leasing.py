@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Answer workers that ask for batches or return them; the book decides which ones they get."""
 
-from paceline.core.leases import LeaseBook, Use
+from collections.abc import Callable
+from typing import Any
+
+from paceline.leases import LeaseBook, Use
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.recorder import Recorder
@@ -22,6 +25,10 @@ class Leasing:
         self._roster = roster
         self._clock = clock
         self._recorder = recorder
+        self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
+            messages.LeaseRequest: self.on_request,
+            messages.BatchesReturned: self.on_returned,
+        }
 
     def on_request(self, end: PeerEnd, message: messages.LeaseRequest) -> None:
         """Lease one batch of the stream."""

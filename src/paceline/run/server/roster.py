@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
 from paceline.errors import PeerLost, ProtocolError, SpecError
+from paceline.leases import Use
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd

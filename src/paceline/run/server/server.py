@@ -108,13 +108,11 @@ class Server:
             messages.Join: self._on_join,
             messages.GradientReport: self._on_gradient_report,
             messages.AbandonReport: self._on_abandon_report,
-            messages.StateRequest: states.on_request,
-            messages.StateUpload: states.on_upload,
             messages.PositionReport: self._on_position_report,
             messages.Watch: self._watchers.add,
             **ends.handlers,
-            messages.LeaseRequest: self._leasing.on_request,
-            messages.BatchesReturned: self._leasing.on_returned,
+            **states.handlers,
+            **self._leasing.handlers,
         }
 
     def restore(self, saved: Saved) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Send and receive the states that a script asks for: of an optimizer, or the average weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 from paceline.core.decider import Decider
@@ -22,6 +23,10 @@ class StateRequests:
         self._shard = shard
         self._roster = roster
         self._executor = executor
+        self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
+            messages.StateRequest: self.on_request,
+            messages.StateUpload: self.on_upload,
+        }
 
     def on_request(self, end: PeerEnd, message: messages.StateRequest) -> None:
         """Send a state."""

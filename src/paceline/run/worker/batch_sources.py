@@ -12,19 +12,19 @@ from itertools import islice
 from typing import Any, Protocol
 from weakref import WeakMethod
 
-from paceline.core.leases import BatchOrder
+from paceline.leases import BatchOrder
 from paceline.run.worker.batches import Batch
 from paceline.run.worker.leases import HeldLeases
 from paceline.run.worker.position import Bookmark
 from paceline.run.worker.sampler import count_samples, with_batches
 
-__all__ = ["LeasedSource", "OwnSource", "Source"]
+__all__ = ["BatchSource", "LeasedSource", "OwnSource"]
 
 
 _NOTHING = object()
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """The training batches of one stream."""
 
     @property

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import SpecError
-from paceline.run.worker.batch_sources import Source
+from paceline.run.worker.batch_sources import BatchSource
 from paceline.run.worker.batches import Batch, Batches
 from paceline.run.worker.position import Bookmark
 from paceline.run.worker.sampler import count_samples
@@ -43,7 +43,7 @@ class BatchStream:
     def __init__(
         self,
         plain: Any,
-        source: Source,
+        source: BatchSource,
         batches: Batches,
         settings: StreamSettings,
         is_over: Callable[[], bool],

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paceline.core.events import Fate
-from paceline.core.leases import Use
+from paceline.leases import Use
 
 __all__ = ["Batch", "Batches"]
 

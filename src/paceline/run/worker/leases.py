@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from paceline.core.leases import Use
+from paceline.leases import Use
 from paceline.run.net.messages import Assignment, RunEnded
 
 __all__ = ["HeldLeases", "Lessor"]

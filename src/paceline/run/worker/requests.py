@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.core.leases import Use
 from paceline.errors import PeerLost, ProtocolError
+from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.worker.connection import ServerConnection
 from paceline.run.worker.states import Connection, WorkerEvent, WorkerState

@@ -22,7 +22,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from paceline.core.leases import BatchOrder
+from paceline.leases import BatchOrder
 
 __all__ = ["ahead_of", "count_samples", "order_of", "with_batches", "with_shared_order"]
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from paceline.core.leases import BatchOrder, LeaseBook, Use
 from paceline.errors import ProtocolError
+from paceline.leases import BatchOrder, LeaseBook, Use
 
 TEN = BatchOrder(samples=10, batches=4, batch_samples=3, last_samples=1)
 OWN = BatchOrder(samples=10)  # each worker draws its own batches

@@ -18,7 +18,7 @@ Theory of operation
     in the order, and counts in the next epoch.
 
 Rules for this module
-    As for all of core: no clock, no random numbers, no input or output. An illegal call raises
+    As in the core: no clock, no random numbers, no input or output. An illegal call raises
     `ProtocolError` and changes nothing.
 """
 
