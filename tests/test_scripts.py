@@ -78,6 +78,7 @@ def test_script_alone_equals_the_plain_one_bit_for_bit(
     facts = facts_in(ended.out.splitlines())
     assert facts is not None
     MEANT[name](facts)
+    assert facts.get("loss_of_best") == facts.get("best_loss")
     assert files["paced"].keys() == files["plain"].keys()
     assert [each for each in files["plain"] if files["paced"][each] != files["plain"][each]] == []
     assert len(files["plain"]) >= 3  # its output, and at least one file with weights

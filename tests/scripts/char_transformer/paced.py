@@ -17,7 +17,7 @@ log_interval = 20
 batch_size = 16
 block_size = 24
 n_layer, n_head, n_embd, dropout = 2, 2, 32, 0.0
-learning_rate, min_lr = 1e-2, 1e-3
+learning_rate, min_lr = 5e-3, 1e-3
 max_iters = 160
 warmup_iters = 16
 weight_decay, beta1, beta2, grad_clip = 1e-1, 0.9, 0.99, 1.0
@@ -131,9 +131,9 @@ while True:
     X, Y = get_batch("train")  # fetch the next batch while the model works
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    rates.append(optimizer.param_groups[0]["lr"])
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    rates.append(optimizer.param_groups[0]["lr"])
     if iter_num % log_interval == 0:
         print(f"iter {iter_num}: loss {loss.item():.4f}")
     iter_num += 1

@@ -95,7 +95,7 @@ def main():
         "stopped_early": stopping.early_stop,
         "validations": len(valid_losses),
         "checkpoints": stopping.saves,
-        "best": stopping.best,
+        "best_loss": stopping.best,
         "best_epoch": valid_losses.index(min(valid_losses)) + 1,
         "loss_of_best": evaluate(model, valid_loader, criterion),
         "loss": evaluate(model, test_loader, criterion),

@@ -84,7 +84,7 @@ class Trainer:
             num_workers=0,
             max_iters=150,
             batch_size=32,
-            learning_rate=5e-3,
+            learning_rate=3e-3,
             betas=(0.9, 0.95),
             weight_decay=0.1,
             grad_norm_clip=1.0,

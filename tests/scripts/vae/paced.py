@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import paceline
 
 parser = argparse.ArgumentParser(description="VAE")
-parser.add_argument("--batch-size", type=int, default=32)
+parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--log-interval", type=int, default=10)

@@ -10,7 +10,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 parser = argparse.ArgumentParser(description="VAE")
-parser.add_argument("--batch-size", type=int, default=32)
+parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--log-interval", type=int, default=10)

@@ -154,7 +154,7 @@ def main():
         "batches": batches,
         "validations": len(val_losses),
         "checkpoints": checkpoints,
-        "best": best_val_loss,
+        "best_loss": best_val_loss,
         "loss_of_best": evaluate(model, criterion, val_data, args.bptt),
         "perplexity": math.exp(test_loss),
     }
