@@ -94,7 +94,7 @@ def step(x):
 )
 
 
-def test_endlessly_restarted_loop_raises_after_the_end(launch):
+def test_endlessly_restarted_loop_ends_after_the_end(launch):
     source = (
         LOADED
         + """
@@ -107,11 +107,55 @@ for x in cycle(loader):
 """
     )
     ran = launch(source, workers=1, steps=4)
-    assert ran.code == 2
-    assert (
-        ": the run has ended, so its loaders are empty; leave your loop when run.finished is true"
-        in ran.err
-    )
+    assert ran.code == 0
+    [line] = ran.err.splitlines()
+    assert "the run has ended, so its loaders are empty, so this worker ends its script" in line
+    assert "leave the loop when run.finished is true" in line
+
+
+NEXT = (
+    LOADED
+    + """
+batches = iter(loader)
+for _ in range(TURNS):
+    try:
+        x = next(batches)
+    except StopIteration:
+        batches = iter(loader)
+        x = next(batches)
+    step(x)
+"""
+)
+
+
+ENDLESS = (
+    LOADED.replace("* 3", "* 3000")
+    + """
+batches = iter(loader)
+while True:
+    step(next(batches))
+"""
+)
+
+
+@pytest.mark.parametrize("source", [NEXT, ENDLESS])
+def test_script_that_calls_next_ends_with_the_run(launch, source):
+    ran = launch(source.replace("TURNS", "100_000"), workers=2, steps=5)
+    assert ran.code == 0, ran.err
+    assert "Traceback" not in ran.err
+    lines = [line for line in ran.err.splitlines() if line.startswith("worker")]
+    assert len(lines) == 2
+    assert all("asked for another batch with next()" in line for line in lines)
+
+
+def test_script_that_calls_next_gets_a_batch_after_it_has_missed_epochs(launch):
+    source = NEXT.replace("TURNS", "4 if run.is_first else 100_000")
+    slow = "3ms; worker 0 x50"
+    ran = launch(source, steps=None, slow=slow, policy="async")
+    assert ran.code == 0, ran.err
+    assert "Traceback" not in ran.err
+    assert sum(gradient.worker == 0 for gradient in ran.trace.gradients()) == 4
+    assert sum(gradient.worker == 1 for gradient in ran.trace.gradients()) > 30  # ten epochs
 
 
 def test_loop_over_epochs_still_works(launch):

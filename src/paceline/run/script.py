@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
-from paceline.run.launch.child import call_at_success
+from paceline.run.launch.child import call_at_success, end_cleanly_at
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
@@ -38,6 +38,7 @@ from paceline.run.worker.connection import ServerConnection, shared_memory_diale
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.optimizer import pace
+from paceline.run.worker.pass_iterator import LoaderEnded
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import ahead_of, count_samples, order_of, with_shared_order
 from paceline.run.worker.worker import Worker
@@ -181,6 +182,7 @@ class WorkerRun(Run):
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         worker.begin()
         call_at_success(worker.leave)
+        end_cleanly_at(LoaderEnded)
         return returned
 
     def _before_loading(self) -> None:

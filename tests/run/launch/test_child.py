@@ -53,6 +53,35 @@ def test_exit_code_and_failure_are_reported(fork, source, code, err, failure):
     assert "forkserver" not in text
 
 
+CLEAN_END = """
+from paceline.run.launch.child import end_cleanly_at
+
+class Done(StopIteration):
+    pass
+
+end_cleanly_at(Done)
+
+def raise_it(error):
+    raise error
+    yield
+"""
+
+
+@pytest.mark.parametrize("last", ["raise Done('over')", "next(raise_it(Done('over')))"])
+def test_expected_exception_ends_a_script_cleanly(fork, last):
+    one = fork(CLEAN_END + last)
+    out, err, failure = one.output()
+    assert one.code() == 0
+    assert (out, err, failure) == (b"", b"over\n", b"")
+
+
+@pytest.mark.parametrize("last", ["raise StopIteration", "next(raise_it(StopIteration()))"])
+def test_other_exception_ends_it_with_a_traceback(fork, last):
+    one = fork(CLEAN_END + last)
+    assert b"StopIteration" in one.output()[2]
+    assert one.code() == 1
+
+
 def test_our_own_error_is_one_line_that_names_the_calling_line(fork, tmp_path):
     beside = "import paceline\n\ndef go():\n    paceline.RunSpec(workers=0)\n"
     (tmp_path / "beside.py").write_text(beside, encoding="utf-8")

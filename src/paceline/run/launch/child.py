@@ -32,6 +32,7 @@ __all__ = [
     "ChildPipes",
     "Task",
     "call_at_success",
+    "end_cleanly_at",
     "main",
     "set_process_name",
 ]
@@ -42,6 +43,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 _at_success: list[Callable[[], None]] = []
+_clean_ends: list[type[BaseException]] = []
 
 
 class Task(msgspec.Struct, frozen=True, tag=1):
@@ -107,11 +109,21 @@ def _execute(task: Task, failure: int) -> int:
     except SystemExit as exit_:
         return _code_of(exit_)
     except BaseException as error:
+        if (end := _clean_end(error)) is not None:
+            print(end, file=sys.stderr, flush=True)
+            return 0
         sys.stdout.flush()
         with open(failure, "wb", closefd=False) as pipe:  # the fault handler still needs it
             pipe.write(_text_of(error, task.script).encode(errors="replace") + END_OF_FAILURE)
         return error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
     return 0
+
+
+def _clean_end(error: BaseException) -> BaseException | None:
+    """Return the exception behind this one that ends a script as if it had reached its end."""
+    # Python replaces a StopIteration that leaves a generator.
+    cause = error.__cause__ if isinstance(error, RuntimeError) else error
+    return cause if isinstance(cause, tuple(_clean_ends)) else None
 
 
 def _code_of(exit_: SystemExit) -> int:
@@ -138,6 +150,11 @@ def _exit(code: int) -> NoReturn:
                 call()
     finally:
         os._exit(code)
+
+
+def end_cleanly_at(kind: type[BaseException]) -> None:
+    """Exit with code 0 and one line if an exception of this kind ends the script."""
+    _clean_ends.append(kind)
 
 
 def call_at_success(call: Callable[[], None]) -> None:

@@ -11,15 +11,17 @@ A pass in evaluation mode, or one whose batches no gradient is computed on, is a
 the script's own loader.
 """
 
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from math import ceil
 from typing import Any, NamedTuple
 
 import torch
 
-from paceline.errors import SpecError
 from paceline.run.worker.batch_sources import BatchSource
 from paceline.run.worker.batches import Batch, Batches
+from paceline.run.worker.extra_steps import end_script
+from paceline.run.worker.pass_iterator import PassIterator
 from paceline.run.worker.position import Bookmark
 from paceline.run.worker.sampler import count_samples
 
@@ -72,6 +74,15 @@ class BatchStream:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
+        # A script that answers StopIteration with a new pass calls `next()`, and needs a batch: an
+        # empty pass is only for a script that loops over its epochs.
+        self._was_left |= isinstance(sys.exception(), StopIteration)
+        return PassIterator(self._batches_of_pass(), self._is_training_over)
+
+    def _is_training_over(self) -> bool:
+        return self._is_over() and self._is_trained_on
+
+    def _batches_of_pass(self) -> Iterator[Any]:
         if torch.is_grad_enabled() and self._batches.is_training():
             is_training = True
         else:
@@ -194,10 +205,7 @@ class BatchStream:
     def _count_pass_after_end(self) -> None:
         self._passes_after_end += 1
         if self._passes_after_end > PASSES_AFTER_END_MAX:
-            raise SpecError(
-                "the run has ended, so its loaders are empty; leave your loop when run.finished is "
-                "true"
-            )
+            end_script("the run has ended, so its loaders are empty")
 
     # ---------------------------------------------------------------------------------- position
 

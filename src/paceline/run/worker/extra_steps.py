@@ -7,12 +7,24 @@ complete the iteration in which the run ended. The second one ends the script: i
 """
 
 import sys
+from typing import NoReturn
 
-__all__ = ["ExtraSteps", "LoopEnded"]
+__all__ = ["ExtraSteps", "LoopEnded", "end_script"]
 
 
 class LoopEnded(SystemExit):
     """Ends a script, with exit code 0, whose loop goes on after the run has ended."""
+
+
+def end_script(why: str) -> NoReturn:
+    """End a script that would go on for ever, and print why."""
+    print(
+        f"{why}, so this worker ends its script, which goes on training; to run the code after "
+        "your loop, leave the loop when run.finished is true",
+        file=sys.stderr,
+        flush=True,
+    )
+    raise LoopEnded(0)
 
 
 class ExtraSteps:
@@ -24,12 +36,5 @@ class ExtraSteps:
     def count(self, optimizer: int, version: int) -> None:
         """Count a step after the end, at this version; the second one raises `LoopEnded`."""
         if optimizer in self._optimizers:
-            print(
-                f"the run ended at update {version}, so this worker ends its script, which goes on "
-                "training; to run the code after your loop, leave the loop when run.finished is "
-                "true",
-                file=sys.stderr,
-                flush=True,
-            )
-            raise LoopEnded(0)
+            end_script(f"the run ended at update {version}")
         self._optimizers.add(optimizer)

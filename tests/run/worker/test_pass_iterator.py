@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A pass over a loader: how it ends before and after the end of the run."""
+
+import pytest
+
+from paceline.run.worker.pass_iterator import LoaderEnded, PassIterator
+
+
+def test_batches_come_in_order():
+    assert list(PassIterator(iter([1, 2, 3]), lambda: False)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("is_over", "kind"), [(False, StopIteration), (True, LoaderEnded)])
+def test_pass_says_whether_it_ends_with_the_run(is_over, kind):
+    values = PassIterator(iter([1]), lambda: is_over)
+    assert next(values) == 1
+    with pytest.raises(StopIteration) as end:
+        next(values)
+    assert type(end.value) is kind
+
+
+def test_for_loop_ends_with_the_run():
+    seen = list(PassIterator(iter(()), lambda: True))
+    assert seen == []
+
+
+def test_pass_that_is_left_is_closed():
+    closed = []
+
+    def values():
+        try:
+            yield from range(3)
+        finally:
+            closed.append(True)
+
+    for value in PassIterator(values(), lambda: False):
+        if value == 1:
+            break
+    assert closed == [True]
+
+
+def test_text_names_the_remedy():
+    assert "run.finished" in str(LoaderEnded())
