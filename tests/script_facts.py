@@ -123,7 +123,7 @@ def fine_tuning(facts: Facts) -> None:
     assert facts["epochs"] == facts["validations"] == facts["checkpoints"] == 4
     assert abs(facts["scheduler_steps"] - facts["max_train_steps"]) <= 6
     assert facts["lr"] < 0.02 * 8e-3  # the cosine has come to its end
-    assert facts["accuracy"] > 0.8
+    assert facts["accuracy"] > 0.75
 
 
 def early_stopping(facts: Facts) -> None:
@@ -137,13 +137,13 @@ def early_stopping(facts: Facts) -> None:
 def plateau(facts: Facts) -> None:
     assert facts["epochs"] == facts["validations"] == facts["checkpoints"]
     assert facts["rates"] == _plateau_rates(facts["val_losses"])
-    assert facts["epochs"] == 40 or facts["rates"][-1] < 0.002
+    assert facts["epochs"] == 40 or facts["rates"][-1] < 0.0002
     assert facts["accuracy"] > 0.85
 
 
 def _plateau_rates(losses: list[float]) -> list[float]:
     """Return the learning rate that each epoch should have had, from the losses before it."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
     scheduler = ReduceLROnPlateau(optimizer, factor=0.2, patience=1)
     rates = []
     for loss in losses:

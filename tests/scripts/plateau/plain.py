@@ -54,9 +54,8 @@ def main():
     parser = argparse.ArgumentParser(description="Train until the learning rate is small")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--min-lr", type=float, default=0.002)
-    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--min-lr", type=float, default=0.0002)
     parser.add_argument("--patience", type=int, default=1)
     args = parser.parse_args()
 
@@ -67,7 +66,7 @@ def main():
         nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
     )
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     scheduler = ReduceLROnPlateau(optimizer, mode="min", factor=0.2, patience=args.patience)
 
     history, rates = [], []

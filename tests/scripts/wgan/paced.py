@@ -17,7 +17,7 @@ import paceline
 parser = argparse.ArgumentParser(description="WGAN")
 parser.add_argument("--n-epochs", type=int, default=12)
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--lr", type=float, default=0.005)
+parser.add_argument("--lr", type=float, default=0.003)
 parser.add_argument("--n-critic", type=int, default=5, help="steps of the critic per generator's")
 parser.add_argument("--clip-value", type=float, default=0.1)
 parser.add_argument("--latent-dim", type=int, default=4)
