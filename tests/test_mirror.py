@@ -23,6 +23,7 @@ ABOUT_THE_PROJECT = {
     "test_mirror.py",
     "test_packaging.py",
     "test_scripts.py",
+    "test_scripts_in_a_run.py",
     "test_size.py",
 }
 """Tests of the project as a whole, which mirror no module."""
