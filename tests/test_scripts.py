@@ -6,6 +6,7 @@ Paceline. Alone, with plain `python`, both give the same results bit for bit.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import pytest
 
 from plain_python import PlainPython
 from script_facts import MEANT, SCRIPTS, facts_in
+
+PAGE = Path(__file__).parents[1] / "docs" / "migrating.md"
+DIFFS = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 every_script = pytest.mark.parametrize("name", MEANT)
 
@@ -86,3 +90,26 @@ def test_script_alone_equals_the_plain_one_bit_for_bit(
 
 def test_every_script_is_tested() -> None:
     assert {path.parent.name for path in SCRIPTS.glob("*/*.py")} == set(MEANT)
+
+
+def _side(diff: str, sign: str) -> str:
+    """Return the lines of the old ("-") or the new ("+") side."""
+    return "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", sign))
+
+
+def test_page_on_migrating_shows_three_migrations() -> None:
+    assert len(DIFFS) == 3
+    plain, ddp, accelerate = DIFFS
+    assert [line[:1] for line in plain.splitlines()].count("-") == 0
+    assert "DistributedDataParallel" in ddp
+    assert "Accelerator" in accelerate
+
+
+@pytest.mark.parametrize("number", range(len(DIFFS)))
+def test_migrated_script_runs(number: int, python: PlainPython, tmp_path: Path) -> None:
+    compile(_side(DIFFS[number], "-"), PAGE.name, "exec")
+    script = tmp_path / "script.py"
+    script.write_text(_side(DIFFS[number], "+"))
+    ended = python.run(script, tmp_path)
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "model.pt").exists()
