@@ -9,7 +9,7 @@ from torch import nn
 from paceline.core.events import Fate
 from paceline.leases import LeaseBook, Use
 from paceline.run.net.messages import Assignment
-from paceline.run.worker.batch_sources import LeasedSource, OwnSource, Source
+from paceline.run.worker.batch_sources import BatchSource, LeasedSource, OwnSource
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings
 from paceline.run.worker.batches import Batches
 from paceline.run.worker.leases import HeldLeases
@@ -79,7 +79,7 @@ class FakeWorker:
         """The first stream."""
         return self.streams[0]
 
-    def _source(self, loader: Any, number: int) -> Source:
+    def _source(self, loader: Any, number: int) -> BatchSource:
         order = order_of(loader)
         if order is None:
             return OwnSource(loader, None)

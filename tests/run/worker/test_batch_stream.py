@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 from leased_workers import FakeRun
 from message_examples import unhurried
 from paceline.core.events import Fate
-from paceline.errors import SpecError
 from paceline.run.worker import batch_stream
+from paceline.run.worker.extra_steps import LoopEnded
 
 DROPPED = [Fate.LATE, Fate.STALE, Fate.CANCELLED, Fate.DUPLICATE]
 
@@ -133,15 +133,16 @@ def test_batch_that_arrives_after_the_epoch_has_ended_belongs_to_the_next_pass()
     assert one.next() == held[0] % 4
 
 
-def test_endless_loop_after_the_end_of_the_run_is_an_error(monkeypatch):
+def test_endless_loop_after_the_end_of_the_run_ends_the_script(monkeypatch, capsys):
     monkeypatch.setattr(batch_stream, "PASSES_AFTER_END_MAX", 3)
     run, worker = alone([1, 2])
     worker.train()
     run.is_over = True
     for _ in range(3):
         assert list(worker.stream) == []
-    with pytest.raises(SpecError, match=r"leave your loop when run\.finished is true"):
+    with pytest.raises(LoopEnded):
         list(worker.stream)
+    assert "leave the loop when run.finished is true" in capsys.readouterr().err
 
 
 def test_loader_that_was_only_evaluated_on_is_not_empty_after_the_end():
