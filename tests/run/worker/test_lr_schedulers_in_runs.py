@@ -175,7 +175,7 @@ LOADER = """
 torch.manual_seed(0)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 1))
 loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
 scheduler = SCHEDULER
 run = paceline.join()
@@ -196,7 +196,8 @@ keep(run, seen=seen, last=scheduler.last_epoch, rates=scheduler.get_last_lr(),
 """
 
 
-def with_scheduler(source, scheduler):
+def with_scheduler(source, scheduler, samples=40):
+    source = source.replace("SAMPLES", str(samples))
     return source.replace("SCHEDULER", f"torch.optim.lr_scheduler.{scheduler}")
 
 
@@ -237,15 +238,14 @@ for epoch in range(3):
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
         optimizer.step()
-        if number == 3:
-            break
     scheduler.step()
 keep(run, seen=seen, last=scheduler.last_epoch)
 """
 
 
 def test_scheduler_called_after_a_pass_steps_once_per_pass(launch):
-    source = with_scheduler(LOADER, "StepLR(optimizer, step_size=1, gamma=0.5)") + PASSES
+    scheduler = "StepLR(optimizer, step_size=1, gamma=0.5)"
+    source = with_scheduler(LOADER + PASSES, scheduler, samples=32)
     ran = launch(source, workers=2, steps=12)
     assert ran.code == 0, ran.err
     assert ran.out.count("StepLR: one step per epoch") == 1
@@ -254,13 +254,26 @@ def test_scheduler_called_after_a_pass_steps_once_per_pass(launch):
         assert kept["last"] == 3
 
 
+def test_scheduler_called_after_a_pass_that_the_script_left_steps_once_per_pass(launch):
+    scheduler = "StepLR(optimizer, step_size=1, gamma=0.5)"
+    passes = PASSES.replace(
+        "    scheduler.step()", "        if number == 3:\n            break\n    scheduler.step()"
+    )
+    ran = launch(with_scheduler(LOADER + passes, scheduler), workers=2, steps=None)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("StepLR: one step per epoch") == 1
+    for kept in ran.kept.values():
+        # The second pass continues in the first epoch, and ends with it: 5 of 10 batches each.
+        assert kept["seen"] == [0.1] * 4 + [0.05] * 1 + [0.025] * 4
+        assert kept["last"] == 3
+
+
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 def test_scheduler_that_is_passed_the_epoch_steps_to_it(launch):
     scheduler = "CosineAnnealingWarmRestarts(optimizer, T_0=2)"
     call = "scheduler.step(epoch + (number + 1) / 4)"
-    source = with_scheduler(LOADER, scheduler) + PASSES.replace(
-        "        if number == 3:", f"        {call}\n        if number == 3:"
-    ).replace("    scheduler.step()\n", "")
+    passes = PASSES.replace("    scheduler.step()\n", f"        {call}\n")
+    source = with_scheduler(LOADER + passes, scheduler, samples=32)
     ran = launch(source, workers=2, steps=12)
     assert ran.code == 0, ran.err
     plain = execute(SGD)["optimizer"]
@@ -276,13 +289,11 @@ def test_scheduler_that_is_passed_the_epoch_steps_to_it(launch):
 PLATEAU = """
 seen = {}
 for epoch in range(8):
-    for number, (x, y) in enumerate(loader):
+    for x, y in loader:
         seen[run.version] = optimizer.param_groups[0]["lr"]
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
         optimizer.step()
-        if number == 1:
-            break
     scheduler.step(METRIC)
     rates = scheduler.get_last_lr()
 keep(run, seen=seen, rates=rates, there=optimizer.state_dict()["param_groups"][0]["lr"],
@@ -300,7 +311,8 @@ keep(run, seen=seen, rates=rates, there=optimizer.state_dict()["param_groups"][0
 )
 def test_plateau_steps_with_the_metric_of_worker_0(launch, metric, halvings):
     scheduler = "ReduceLROnPlateau(optimizer, patience=1, factor=0.5)"
-    source = with_scheduler(LOADER, scheduler) + PLATEAU.replace("METRIC", metric)
+    plateau = PLATEAU.replace("METRIC", metric)
+    source = with_scheduler(LOADER + plateau, scheduler, samples=16)
     ran = launch(source, workers=2, steps=16)
     assert ran.code == 0, ran.err
     assert ran.out.count("ReduceLROnPlateau: steps with the metric of worker 0") == 1
