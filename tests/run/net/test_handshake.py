@@ -174,11 +174,11 @@ def test_server_cannot_be_made_to_answer_its_own_challenge(listener, connect_cli
     [
         (
             messages.Hello(messages.PROTOCOL + 1, bytes(32)),
-            "expected version 2 of the protocol, got 3; ",
+            "expected version 3 of the protocol, got 4; ",
         ),
         (
             messages.Hello(0, bytes(32)),
-            "expected version 2 of the protocol, got 0; ",
+            "expected version 3 of the protocol, got 0; ",
         ),
         (messages.Proof(bytes(32)), "Proof was sent before Hello"),
         (

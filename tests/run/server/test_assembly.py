@@ -103,6 +103,7 @@ class RunOfOne:
         self.identity = Identity(address, folder / "token", folder, None)
         self.model = None
         self.notices = []
+        self.is_served = False  # its server has returned, or failed to start
 
     def serve(self, steps, updates=None, **options):
         """Serve the run to its end; the worker leaves after this many updates."""
@@ -115,11 +116,13 @@ class RunOfOne:
             **{"checkpoint_every": "1", "patience_s": 0.0, **options},
         )
         errors = []
+        self.is_served = False
         thread = Thread(target=self._work, args=(state.spec, updates, errors))
         thread.start()
         try:
-            failure = serve_run(self.identity, settings, state, [self.model], [])
+            failure = serve_run(self.identity, settings, state, [self.model], [], [])
         finally:
+            self.is_served = True
             thread.join()
         assert errors == []
         return failure
@@ -145,6 +148,8 @@ class RunOfOne:
             try:
                 return RawPeer(self.identity.address, self.identity.token())
             except Exception:  # the server doesn't listen yet
+                if self.is_served:
+                    raise
                 os.sched_yield()
 
     def _send_position(self, peer, message):

@@ -36,7 +36,7 @@ STRANGERS = {
     "proves itself before hello": ([messages.Proof(bytes(32))], "Proof was sent before Hello"),
     "speaks a newer protocol": (
         [messages.Hello(99, bytes(32))],
-        "expected version 2 of the protocol, got 99; ",
+        f"expected version {messages.PROTOCOL} of the protocol, got 99; ",
     ),
     "has a nonce that is too short": ([framed(b"\x93\x01\x01\xc4\x01x")], FROM_A_CLIENT),
 }
