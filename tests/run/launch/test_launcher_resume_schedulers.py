@@ -38,11 +38,12 @@ while not run.finished:
 """
 WITH_LOADER = """
 model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
-for x, y in loader:
-    optimizer.zero_grad()
-    F.mse_loss(model(x), y).backward()
-    optimizer.step()
-    scheduler.step()
+for epoch in range(5):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
 """
 
 
