@@ -139,7 +139,7 @@ class ExecutorBench:
         samples = sum(contribution.samples for contribution in given)
         weights = tuple(contribution.samples / samples for contribution in given)
         scales = tuple(contribution.scale for contribution in given)
-        return ApplyUpdate(number, given, weights, scales, len(given), new_samples=samples)
+        return ApplyUpdate(number, given, weights, scales, len(given))
 
     @property
     def weights(self) -> list[float]:

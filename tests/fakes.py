@@ -336,9 +336,9 @@ class Cluster:
                 assert isinstance(event, GradientArrived)
                 assert update > self.version
                 assert samples == event.samples
-                norm = event.sq_norm
-                given = Contribution(event.worker, event.version, samples, scale, norm)
-                self.pending.setdefault(update, []).append(given)
+                given = (event.worker, event.version, samples, scale)
+                measured = (event.sq_norm, event.new_samples)
+                self.pending.setdefault(update, []).append(Contribution(*given, *measured))
             case ApplyUpdate():
                 self._apply(action)
             case SendParams(worker, turn, version):

@@ -361,6 +361,17 @@ def test_run_ends_when_it_has_used_its_samples():
     assert cluster.decider.ledger.samples == 10
 
 
+def test_samples_that_two_optimizers_use_count_once():
+    cluster = Cluster.of("sync", workers=1, samples=6)
+    for turn, new in [(1, 3), (2, 0), (3, 2), (4, 0)]:
+        arrived = GradientArrived(float(turn), 0, turn, turn - 1, samples=3, new_samples=new)
+        accept, made, _ = cluster.handle(arrived)
+        assert (accept.samples, made.weights, made.new_samples) == (3, (1.0,), new)
+    assert cluster.decider.ledger.samples == 5
+    last = GradientArrived(5.0, 0, 5, 4, samples=3, new_samples=1)
+    assert kinds(cluster.handle(last)) == [Accept, ApplyUpdate, Finish]
+
+
 def test_pending_update_is_made_when_the_samples_are_used():
     """Worker 0 has already contributed to update 2, so the run ends with that."""
     cluster = Cluster.of("delayed:1", workers=2, samples=2)
@@ -705,6 +716,14 @@ ILLEGAL = {
     "no samples": (GradientArrived(3.0, 1, 1, 0, samples=0), "samples must be >= 1"),
     "samples below zero": (GradientArrived(3.0, 1, 1, 0, samples=-3), "samples must be >= 1"),
     "a duplicate without samples": (GradientArrived(3.0, 0, 1, 0, samples=0), "samples must be"),
+    "new samples below zero": (
+        GradientArrived(3.0, 1, 1, 0, samples=2, new_samples=-1),
+        "new_samples must be between 0 and samples",
+    ),
+    "more new samples than samples": (
+        GradientArrived(3.0, 1, 1, 0, samples=2, new_samples=3),
+        "new_samples must be between 0 and samples",
+    ),
     "an unknown worker abandons work": (WorkAbandoned(3.0, 9, 1), "has not joined"),
     "abandons turn zero": (WorkAbandoned(3.0, 1, 0), "has had 1 turns"),
     "abandons a future turn": (WorkAbandoned(3.0, 1, 2), "has had 1 turns"),

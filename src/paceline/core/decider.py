@@ -181,9 +181,9 @@ class Decider:
                 tally.excused.discard(worker)
                 tally.done.add(worker)
                 scale = self.policy.scale(update - 1 - event.version)
-                given = Contribution(worker, event.version, event.samples, scale, event.sq_norm)
-                tally.contributions.append(given)
-                tally.new_samples += event.counted_samples
+                given = (worker, event.version, event.samples, scale)
+                measured = (event.sq_norm, event.new_samples)
+                tally.contributions.append(Contribution(*given, *measured))
                 return [Accept(worker, event.version, update, event.samples, scale)]
             if worker not in tally.done:  # under a rule that repeats it may have contributed
                 tally.excused.add(worker)
@@ -322,23 +322,21 @@ class Decider:
         ledger, policy = self.ledger, self.policy
         update = ledger.version + 1
         wanted = policy.needed(ledger)
-        tally = ledger.tallies.pop(update)
-        contributions = tuple(tally.contributions)
+        contributions = tuple(ledger.tallies.pop(update).contributions)
         samples = sum(c.samples for c in contributions)
-        ledger.version = update
-        ledger.samples += tally.new_samples
-        ledger.tally(update + 1)
-        self._open()
-        if ledger.has_enough_samples:
-            self._stop()
         made = ApplyUpdate(
             update=update,
             contributions=contributions,
             weights=tuple([c.samples / samples for c in contributions]),
             scales=tuple([c.scale for c in contributions]),
             wanted=wanted,
-            new_samples=tally.new_samples,
         )
+        ledger.version = update
+        ledger.samples += made.new_samples
+        ledger.tally(update + 1)
+        self._open()
+        if ledger.has_enough_samples:
+            self._stop()
         if self.learns_from_updates:
             ledger.applying[update] = made
         return made

@@ -9,7 +9,7 @@ Events and actions are frozen values. Every event has a time, in seconds on the 
 which never goes backwards.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
@@ -96,11 +96,6 @@ class GradientArrived(Event):
     sq_norm: float | None = None  # its squared norm; None: not measured, or not finite
     new_samples: int | None = None  # that no accepted gradient was computed on before; None: all
 
-    @property
-    def counted_samples(self) -> int:
-        """The samples that count towards the end of the run, if this is accepted."""
-        return self.samples if self.new_samples is None else self.new_samples
-
 
 @dataclass(frozen=True, slots=True)
 class WorkAbandoned(Event):
@@ -152,6 +147,7 @@ class Contribution:
     samples: int
     scale: float = 1.0  # multiplies its weight; decided when it was accepted
     sq_norm: float | None = None  # the squared norm of the gradient; None: not known
+    new_samples: int | None = None  # that no accepted gradient was computed on before; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +191,12 @@ class ApplyUpdate(Action):
     weights: tuple[float, ...]  # proportional to samples; they sum to 1
     scales: tuple[float, ...]  # how the rule scales stale gradients; 1 if it doesn't
     wanted: int  # how many contributions the rule asks for; there may be fewer
-    new_samples: int = field(default=0, compare=False)  # that no earlier update used
+
+    @property
+    def new_samples(self) -> int:
+        """The samples that no earlier contribution was computed on; they count towards the goal."""
+        new = [c.samples if c.new_samples is None else c.new_samples for c in self.contributions]
+        return sum(new)
 
     @property
     def staleness(self) -> tuple[int, ...]:

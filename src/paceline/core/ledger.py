@@ -62,9 +62,6 @@ class Tally:
 
     contributions: list[Contribution] = field(default_factory=list)
 
-    new_samples: int = 0
-    """Samples that no gradient in an earlier update was computed on."""
-
     done: set[int] = field(default_factory=set)
     """Members that have contributed to this update."""
 
