@@ -6,16 +6,18 @@ from random import Random
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import fakes
 from paceline.core.policies import Sync
 from paceline.errors import TraceError
 from paceline.lab.problem import Draw
 from paceline.lab.updates_of_trace import schedule
+from paceline.leases import Use
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.trace.schema import Header, Restored, Trace
+from paceline.trace.schema import Gradient, Header, Restored, Trace
 
 LATENCY = "10ms + exp:10ms"
 
@@ -49,6 +51,31 @@ def test_without_requeue_every_turn_has_its_own_mini_batch():
     draws = [part.draw for s in schedule(trace, requeue=False) for part in s.parts]
     assert set(draws) == turns
     assert max(draw.number for draw in draws) > len(draws) // 5
+
+
+def with_uses(trace, numbers):
+    """Return the trace with these numbers of batches, one tuple for each gradient."""
+    left = iter(numbers)
+    records = [
+        replace(record, uses=(Use(0, next(left)),)) if isinstance(record, Gradient) else record
+        for record in trace.records
+    ]
+    return Trace(trace.header, records)
+
+
+def test_mini_batches_have_their_numbers_in_the_shared_order():
+    trace = simulated("backup:2")
+    count = len(list(trace.gradients()))
+    leased = with_uses(trace, [(3 * number,) for number in range(count)])
+    accepted = [g for g in leased.gradients() if g.fate == "accepted"]
+    expected = sorted(Draw(g.worker, g.uses[0].numbers[0]) for g in accepted)
+    assert sorted(part.draw for s in schedule(leased) for part in s.parts) == expected
+
+
+def test_gradient_on_several_mini_batches_is_refused():
+    trace = simulated("sync", workers=1, steps=2)
+    with pytest.raises(TraceError, match="worker 0 computed a gradient on 2 mini-batches"):
+        schedule(with_uses(trace, [(0,), (1, 2)]))
 
 
 def uneven_run(policy):

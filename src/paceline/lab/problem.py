@@ -17,7 +17,11 @@ __all__ = ["Draw", "Problem"]
 
 
 class Draw(NamedTuple):
-    """A mini-batch, identified by its worker and its number on that worker, from 0."""
+    """A mini-batch, identified by the worker that computes on it and its number, from 0.
+
+    Mini-batches are numbered in the order that all workers of a run share. If each worker draws its
+    own, as in a simulation, they are numbered on each worker.
+    """
 
     worker: int
     number: int

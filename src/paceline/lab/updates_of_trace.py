@@ -58,7 +58,8 @@ def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
                 pass  # its mini-batch is already counted
             case Gradient(worker=worker, version=version, fate=fate, staleness=staleness):
                 if fate is Fate.ACCEPTED:
-                    part = (Draw(worker, drawn[worker]), version, record.samples)
+                    draw = Draw(worker, _number_of(record, drawn[worker]))
+                    part = (draw, version, record.samples)
                     given[version + staleness + 1].append(part)
                 # A non-finite gradient would be non-finite again, so its mini-batch is skipped.
                 drawn[worker] += fate in (Fate.ACCEPTED, Fate.NON_FINITE) or not requeue
@@ -74,3 +75,14 @@ def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
             case _:
                 pass
     return steps
+
+
+def _number_of(gradient: Gradient, drawn: int) -> int:
+    """Return the number of a gradient's mini-batch; `drawn`: if the worker drew it by itself."""
+    numbers = [number for use in gradient.uses for number in use.numbers]
+    if len(numbers) > 1:
+        raise TraceError(
+            f"worker {gradient.worker} computed a gradient on {len(numbers)} mini-batches; use the "
+            "trace of a run that computes each gradient on one"
+        )
+    return numbers[0] if numbers else drawn
