@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from fakes import make_decider
 from paceline.core.decider import Decider
@@ -17,6 +18,10 @@ from paceline.core.policy import Policy
 
 # As plugins, they serve several folders, and one fork server is enough for all of them.
 pytest_plugins = ["cli_fixtures", "data_fixtures", "run_fixtures"]
+
+# A busy machine must not fail a test.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 OUR_CODE = (
     str(Path(__file__).parent),

@@ -115,7 +115,7 @@ class ExecutorBench:
     def call_scheduler(self, mode: SchedulerMode = "mini-batch", **fields: Any) -> None:
         """Let worker 0 report a call of the scheduler, with a turn that it abandons."""
         calls = SchedulerCalls(0, mode, **{"calls": 1, "steps": 1, **fields})
-        self.executor.take_settings(0, messages.AbandonReport(1, 0.0, schedulers=(calls,)))
+        self.executor.script_settings.take(0, messages.AbandonReport(1, 0.0, schedulers=(calls,)))
 
     def report(self, worker: int, values: Sequence[float] | Tensor, **fields: Any) -> None:
         """Let a worker's gradient be accepted for the next update."""

@@ -25,11 +25,10 @@ from paceline.core.events import (
     StartTimer,
     WorkerJoined,
 )
-from paceline.errors import ProtocolError
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
 from paceline.run.settings import Settings
-from paceline.run.tensors.state_spec import OptionChange, SchedulerCalls
+from paceline.run.tensors.state_spec import OptionChange
 from paceline.spec import RunSpec
 from paceline.trace.schema import FINISHED, STOPPED
 
@@ -295,70 +294,6 @@ def test_slot_of_a_worker_is_free_when_it_gets_its_next_assignment(make):
     assert before[0] - bench.weights[0] == pytest.approx(0.5 * 3.0)
 
 
-def test_new_worker_gets_all_options_and_later_only_the_changed_ones(make):
-    bench = make().join(0)
-    bench.perform(SendParams(0, 1, 0))
-    [first] = bench.inbox(0)
-    assert OptionChange(0, 0, "lr", 0.5) in first.options
-    assert len(first.options) > 1
-    bench.perform(SendParams(0, 2, 0))
-    assert [message.options for message in bench.inbox(0)] == [()]
-    bench.executor.set_options((OptionChange(0, 0, "lr", 0.25),), 0)
-    bench.optimizer.param_groups[0]["lr"] = 0.125  # by a scheduler
-    bench.perform(SendParams(0, 3, 0))
-    assert bench.inbox(0)[0].options == (OptionChange(0, 0, "lr", 0.125),)
-
-
-def test_option_of_an_older_version_does_not_replace_a_newer_one(make):
-    bench = make()
-    bench.executor.set_options((OptionChange(0, 0, "lr", 0.25),), 3)
-    bench.executor.set_options((OptionChange(0, 0, "lr", 0.75),), 2)
-    assert bench.optimizer.param_groups[0]["lr"] == 0.25
-
-
-def test_scheduler_that_a_script_has_called_steps_and_says_once_what_it_follows(make, capsys):
-    bench = make().join(0)
-    bench.call_scheduler("epoch")
-    bench.call_scheduler("epoch")
-    assert bench.optimizer.param_groups[0]["lr"] == 0.25
-    assert capsys.readouterr().out == "ExponentialLR: one step per epoch\n"
-    bench.perform(SendParams(0, 1, 0))
-    assert bench.inbox(0)[0].scheduler_steps == (1,)
-
-
-@pytest.mark.filterwarnings("ignore:The epoch parameter")  # this scheduler takes no metric
-def test_rate_that_a_metric_has_changed_is_sent_to_workers(make):
-    bench = make().join(0)
-    bench.perform(SendParams(0, 1, 0))
-    bench.inbox(0)
-    bench.call_scheduler("metric", metrics=(0.5,))
-    bench.perform(SendParams(0, 2, 0))
-    assert (
-        OptionChange(0, 0, "lr", bench.optimizer.param_groups[0]["lr"]) in bench.inbox(0)[0].options
-    )
-
-
-def test_scheduler_that_fails_ends_the_run(make, monkeypatch, capsys):
-    bench = make().join(0)
-    monkeypatch.setattr(bench.scheduler, "get_lr", lambda: 1 / 0)
-    bench.call_scheduler("epoch")
-    assert bench.parts.failures.failure.startswith("a scheduler failed: ZeroDivisionError")
-    assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"options": (OptionChange(0, 9, "lr", 0.1),)}, "no such parameter group"),
-        ({"optimizer": 1}, "there is no optimizer 1"),
-        ({"schedulers": (SchedulerCalls(1, "epoch", 1),)}, "there is no scheduler 1"),
-    ],
-)
-def test_setting_of_something_unknown_is_refused(make, fields, what):
-    with pytest.raises(ProtocolError, match=what):
-        make().executor.check_settings(messages.AbandonReport(1, 0.0, **fields))
-
-
 @pytest.mark.parametrize(
     ("late", "is_busy", "is_sent"),
     [("cancel", True, True), ("cancel", False, False), ("finish", True, False)],
@@ -472,7 +407,7 @@ def test_loaded_state_is_not_saved_while_a_gradient_waits_for_its_update(make):
 
 def test_restored_executor_continues_with_the_samples_and_options(make, capsys):
     bench = make(checkpoint_every="1").join(0)
-    bench.executor.set_options((OptionChange(0, 0, "lr", 0.25),), 3)
+    bench.executor.script_settings.set_options((OptionChange(0, 0, "lr", 0.25),), 3)
     bench.report(0, [1.0, 0.0], samples=6)
     bench.perform(bench.update())
     bench.parts.checkpointer.finish()
@@ -481,7 +416,8 @@ def test_restored_executor_continues_with_the_samples_and_options(make, capsys):
     other = make(checkpoint_every="1").join(0)
     other.parts.shard.load_state_dict(saved.version, saved.shard)
     other.executor.restore(saved)
-    other.executor.set_options((OptionChange(0, 0, "lr", 0.75),), 2)  # older than the saved one
+    older = OptionChange(0, 0, "lr", 0.75)  # than the saved one
+    other.executor.script_settings.set_options((older,), 2)
     assert other.optimizer.param_groups[0]["lr"] == 0.25
     other.perform(Resume())
     other.report(0, [1.0, 0.0])

@@ -26,7 +26,6 @@ from paceline.core.events import (
     SendParams,
     StartTimer,
 )
-from paceline.errors import ProtocolError
 from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
@@ -36,24 +35,15 @@ from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.run_failure import RunFailure
 from paceline.run.server.same_gradients import SameGradients
 from paceline.run.server.scalar_averages import ScalarAverages
+from paceline.run.server.script_settings import ScriptSettings
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings
-from paceline.run.tensors.group_options import (
-    OptionLog,
-    all_options,
-    current_option,
-    group_of,
-    set_option,
-)
 from paceline.run.tensors.shard import Shard
-from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.sums import SlotGradient
 from paceline.trace.event_records import Made
 from paceline.trace.schema import FINISHED, STOPPED, Ended
 
 __all__ = ["Executor", "Performed", "RunParts"]
-
-Report = messages.GradientReport | messages.AbandonReport
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -101,9 +91,11 @@ class Executor:
         self._timers = parts.timers
         self._clock = parts.clock
         self._book = parts.decider.leases
+        self.script_settings = ScriptSettings(
+            parts.shard, parts.decider.ledger, parts.progress, parts.failures
+        )
         self._began = began
         self._updated = updated
-        self._options = OptionLog()
         self._samples = 0  # in the updates made so far
         self._scalars = ScalarAverages()
         self._same_gradients = SameGradients(parts.settings.spec.workers)
@@ -240,7 +232,7 @@ class Executor:
             scheduler_steps=self._shard.schedules.steps,
             asked_at=self._clock.monotonic_at(performed.time),
             optimizer=optimizer,
-            options=self._options_for(peer),
+            options=self.script_settings.options_since(peer.options_known),
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(action.worker),
             epochs=self._shard.schedules.epochs,
@@ -248,7 +240,7 @@ class Executor:
             leases=tuple(self._deal(performed)[action.worker]),
             forget_leases=self._roster.give_leases(peer),
         )
-        self._roster.begin_turn(peer, performed.time, self._options.edition)
+        self._roster.begin_turn(peer, performed.time, self.script_settings.edition)
         self._roster.publish(peer, assignment, buffer)
 
     def _deal(self, performed: Performed) -> dict[int, list[Use]]:
@@ -262,52 +254,6 @@ class Executor:
                     self._book.release(worker)
             performed.leases = self._book.deal(wanted)
         return performed.leases
-
-    def _options_for(self, peer: Peer) -> tuple[OptionChange, ...]:
-        optimizers = self._shard.state.optimizers
-        if peer.options_known is None:  # it may have joined an earlier server before this one
-            return all_options(optimizers)
-        changed = self._options.since(peer.options_known)
-        return tuple([current_option(optimizers, option) for option in changed])
-
-    def set_options(self, options: tuple[OptionChange, ...], version: int) -> None:
-        """Set options that a worker's script changed while it computed at this version."""
-        for option in options:
-            if self._options.add(option, version):
-                set_option(self._shard.state.optimizers, option)
-
-    def check_settings(self, report: Report) -> None:
-        """Raise ProtocolError if there is no such parameter group, optimizer or scheduler."""
-        optimizers = self._shard.state.optimizers
-        if report.optimizer >= len(optimizers):
-            raise ProtocolError(f"there is no optimizer {report.optimizer}")
-        for option in report.options:
-            group_of(optimizers, option)
-        if report.schedulers:
-            self._shard.schedules.check(report.schedulers)
-
-    def take_settings(self, worker: int, report: Report) -> None:
-        """Take over what a script did to options and schedulers, whatever its gradient's fate."""
-        if report.options:
-            self.set_options(report.options, min(report.version, self._decider.ledger.version))
-        if report.schedulers:
-            self._note_calls(worker, report)
-        self._shard.schedules.count_turn(worker, report.optimizer)
-
-    def _note_calls(self, worker: int, report: Report) -> None:
-        """Step the schedulers that a worker's script has called."""
-        schedules, optimizers = self._shard.schedules, self._shard.state.optimizers
-        before = all_options(optimizers) if any(one.metrics for one in report.schedulers) else None
-        try:
-            for line in schedules.note_calls(worker, report.schedulers):
-                self._progress.say(line)
-        except Exception as error:  # raised by the script's own scheduler, say
-            print_exc()
-            self._failures.fail(f"a scheduler failed: {error!r}")
-        if before is not None:  # only the server knows what a metric has changed
-            for option in all_options(optimizers):
-                if option not in before:
-                    self._options.add(option, self._shard.version)
 
     def _cancel(self, action: Cancel, performed: Performed) -> None:
         del performed
@@ -392,7 +338,7 @@ class Executor:
             version=self._shard.version,
             samples=self._samples,
             data=self._book.plain(),
-            options=self._options.saved(),
+            options=self.script_settings.saved(),
             memory=self._decider.policy.plain_memory(self._decider.ledger.memory),
             shard=self._shard.state_dict(),
             positions={},
@@ -402,5 +348,5 @@ class Executor:
         """Continue from a checkpoint; the shard has loaded it already."""
         self._samples = saved.samples
         self._book.restore(saved.data)
-        self._options.restore(saved.options)
+        self.script_settings.restore(saved.options)
         self._progress.restored(saved.version)

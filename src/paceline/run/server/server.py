@@ -254,13 +254,13 @@ class Server:
     def _reporting_peer(self, end: PeerEnd, report: Report) -> Peer | None:
         """Return the peer that reports; None if it was parked: it rejoins, the report is void."""
         peer = self._roster.member(end)
-        self._executor.check_settings(report)
+        self._executor.script_settings.check(report)
         if not peer.is_parked:
             if peer.asked_at is None or report.turn != self._decider.ledger.turns[peer.worker]:
                 raise ProtocolError(f"no report is due for turn {report.turn}")
             return peer
         self._shard.remove_reader(peer.worker)
-        self._executor.take_settings(peer.worker, report)
+        self._executor.script_settings.take(peer.worker, report)
         self._rejoin(peer)
         return None
 
@@ -309,7 +309,7 @@ class Server:
         version = self._decider.ledger.version
         actions = self._decider.handle(event)  # raises before anything is done if it is illegal
         if report is not None and (type(event) is GradientArrived or type(event) is WorkAbandoned):
-            self._executor.take_settings(event.worker, report)
+            self._executor.script_settings.take(event.worker, report)
         gradient = report if isinstance(report, messages.GradientReport) else None
         performed = self._executor.perform(actions, event.time, version, gradient)
         self._end = performed.end or self._end
