@@ -326,3 +326,14 @@ def test_leased_batches_draw_the_same_random_numbers_after_a_restore():
     follower.stream.move_to(bookmark, remembered.restore)
     torch.rand(4)
     assert follower.train([Fate.ACCEPTED] * 2) == expected
+
+
+def test_samples_of_a_batch_are_those_of_the_order():
+    """A collate function may put another dimension first, such as the time."""
+    loader = DataLoader(Numbers(), 4, collate_fn=lambda rows: torch.stack(rows).t())
+    order = order_of(loader)
+    shared = with_shared_order(loader, order, 5)
+    source = LeasedSource(shared, order, 0, HeldLeases(1, Counter()))
+    source.begin_pass()
+    batch = source.next_batch()
+    assert (tuple(batch.value.shape), batch.samples) == ((2, 4), 4)

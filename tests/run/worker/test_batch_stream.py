@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 from leased_workers import FakeRun
 from message_examples import unhurried
 from paceline.core.events import Fate
+from paceline.leases import Use
 from paceline.run.worker import batch_stream
 from paceline.run.worker.extra_steps import LoopEnded
 
@@ -435,7 +436,90 @@ def test_pass_over_the_training_data_before_the_training_loses_nothing():
     assert (run.done, run.epoch) == (24, 1)
 
 
+@pytest.mark.parametrize("loader", [shuffled(), list(range(6)), DataLoader(range(24), 4)])
+def test_evaluation_in_training_mode_after_an_epoch_ends(loader):
+    """As for the accuracy on the training data, or `len(list(loader))`."""
+    run, worker = alone(loader)
+    for epoch in range(3):
+        assert len(worker.train()[0]) == 6
+        assert run.epoch == epoch + 1
+        for _ in range(2):
+            assert len(list(worker.stream)) == 6
+        assert run.epoch == epoch + 1
+
+
+def test_evaluation_in_training_mode_ends_while_others_train():
+    run = FakeRun([list(range(12))], workers=2)
+    one, other = run.workers
+    assert len(one.train()[0]) == 12
+    assert sorted(one.stream) == list(range(12))
+    assert len(other.train(2)[1]) > 0
+    assert len(one.train()[0]) > 0
+
+
+def test_script_that_skips_batches_at_first_trains_on_the_others():
+    """As one that continues in the middle of an epoch."""
+    run, worker = alone(shuffled(size=48))
+    passes = [0, 0]
+    for epoch in range(2):
+        for number, _ in enumerate(worker.stream):
+            if epoch or number >= 6:
+                worker.step()
+                passes[epoch] += 1
+    assert run.epoch == 2
+    assert passes == [12 - 4 + 1, 12]  # four were skipped, and one was not from the order
+
+
+def test_script_that_fetches_several_batches_before_it_computes_gets_whole_epochs():
+    run, worker = alone(list(range(32)))
+    for _ in range(3):
+        batches = iter(worker.stream)
+        while fetched := [value for value, _ in zip(batches, range(8), strict=False)]:
+            worker.step()
+            assert len(fetched) <= 8
+    assert run.epoch == 3
+
+
+def test_training_in_evaluation_mode_has_epochs():
+    """As with frozen batch norm."""
+    model = nn.Linear(1, 1).eval()
+    run, worker = alone(shuffled(), models=[model])
+    assert [len(found) for found in worker.train(3)] == [7, 6, 6]  # one was not from the order
+    assert run.epoch == 3
+    with torch.no_grad():
+        assert len(list(worker.stream)) == 6
+    assert run.epoch == 3
+
+
+def test_gradient_in_an_evaluation_is_no_training():
+    """As for adversarial examples, which need the gradients of the inputs."""
+    model = nn.Linear(1, 1).eval()
+    run, worker = alone(shuffled(), models=[model])
+    found = []
+    for batch in worker.stream:
+        found.append(batch)
+        worker.batches.touch(0)
+    assert sorted(flat(found)) == list(range(24))
+    assert run.epoch == 0
+
+
 # ------------------------------------------------------------------------------ the rest
+
+
+def test_script_may_compute_on_a_batch_again_that_another_worker_has():
+    """As `itertools.cycle(loader)`, which keeps the batches of the first pass."""
+    run = FakeRun([list(range(4))], workers=2)
+    one, other = run.workers
+    assert one.next() == 0
+    one.step(Fate.LATE)
+    other.train()
+    one.receive()
+    with pytest.raises(StopIteration):
+        one.next()
+    assert one.returned == [((0,), False)]
+    one.batches.touch(0)
+    assert one.batches.uses(0) == (Use(0),)
+    one.step()
 
 
 def test_two_streams_end_independently():
@@ -466,9 +550,32 @@ def test_length_is_the_share_of_one_worker(workers, length):
     assert {len(worker.stream) for worker in run.workers} == {length}
 
 
+def test_length_of_a_loader_for_evaluation_is_that_of_all_batches():
+    model = nn.Linear(1, 1)
+    run = FakeRun([shuffled(), DataLoader(range(24), 4)], workers=3, models=[model])
+    worker = run.workers[0]
+    training, validation = worker.streams
+    assert [len(training), len(validation)] == [2, 2], "nothing is known yet"
+    worker.train()
+    model.eval()
+    assert [len(training), len(validation)] == [2, 6]
+    with torch.no_grad():
+        assert len(list(validation)) == 6
+    model.train()
+    assert [len(training), len(validation)] == [2, 6]
+
+
+def test_iterator_has_the_length_of_its_loader():
+    worker = FakeRun([shuffled()], workers=3).workers[0]
+    assert len(iter(worker.stream)) == len(worker.stream) == 2
+
+
 def test_length_of_a_loader_without_epochs_is_unknown():
-    with pytest.raises(TypeError):
-        len(alone(DataLoader(Counting(), 2))[1].stream)
+    stream = alone(DataLoader(Counting(), 2))[1].stream
+    for values in (stream, iter(stream)):
+        with pytest.raises(TypeError):
+            len(values)
+    assert len(list(stream)) == 3
 
 
 def test_training_pass_lasts_until_its_loop_ends():

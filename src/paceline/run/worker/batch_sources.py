@@ -71,6 +71,7 @@ class LeasedSource:
     def __init__(self, loader: Any, order: BatchOrder, stream: int, leases: HeldLeases) -> None:
         """`loader`: from `with_shared_order`, or a list of batches."""
         self._loader = loader
+        self._order = order
         self._batches = order.batches
         self._stream = stream
         self._leases = leases
@@ -128,7 +129,11 @@ class LeasedSource:
         if value is _NOTHING:
             return None
         number, generation = self._pulled.popleft(), self._generation
-        return Batch(value, count_samples(value), number=number, generation=generation)
+        # The first dimension of a batch need not be that of its samples. In a list, it is all
+        # there is.
+        is_list = isinstance(self._loader, list | tuple)
+        samples = count_samples(value) if is_list else self._order.samples_in(number)
+        return Batch(value, samples, number=number, generation=generation)
 
     def next_to_look_at(self, seen: Sequence[Batch]) -> Batch | None:
         """Return the next batch of the same epoch; None: others have the rest of it."""
@@ -163,23 +168,29 @@ class LeasedSource:
 
     def repeat(self, batches: list[Batch]) -> None:
         """Let other workers have batches whose gradients were dropped."""
-        if numbers := self._numbers(batches):
+        if numbers := self._release(batches):
             self._leases.give_back(self._stream, numbers)
 
     def skip(self, batches: list[Batch]) -> None:
         """Count batches as done: the script made no step with them."""
-        if numbers := self._numbers(batches):
+        if numbers := self._release(batches):
             self._leases.skip(self._stream, numbers)
 
     def put_back(self, batches: list[Batch]) -> None:
         """Hand out batches again that the script has only looked at."""
-        self._leases.put_back(self._stream, self._numbers(batches))
+        self._leases.put_back(self._stream, self._release(batches))
 
-    def _numbers(self, batches: list[Batch]) -> list[int]:
-        """Return the numbers of those batches that this worker still holds."""
+    def _release(self, batches: list[Batch]) -> list[int]:
+        """Return the numbers of those batches that this worker still holds, and forget them.
+
+        The script may have kept a batch, as `itertools.cycle(loader)` does, and compute on it again
+        when another worker has it.
+        """
         generation = self._leases.generation
-        held = [batch for batch in batches if batch.generation == generation]
-        return [batch.number for batch in held if batch.number is not None]
+        numbers = [batch.number for batch in batches if batch.generation == generation]
+        for batch in batches:
+            batch.number = None
+        return [number for number in numbers if number is not None]
 
     def bookmark(self, open_batches: Iterable[Batch]) -> Bookmark:
         """Return the position: only whether a pass has begun; the server knows the rest."""

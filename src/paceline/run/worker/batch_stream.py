@@ -7,8 +7,9 @@ worker that has missed a whole epoch gets an empty pass, so the script's count o
 right. A script that leaves a pass by itself (`break`, `next(iter(loader))`) begins the next one in
 the run's current epoch.
 
-A pass in evaluation mode, or one whose batches no gradient is computed on, is a plain pass over
-the script's own loader.
+A pass in evaluation mode, or one whose first batches no gradient is computed on, is a plain pass
+over the script's own loader. If the script trains after all, because it has skipped batches or
+leaves its model in evaluation mode, the pass goes on as a training pass.
 """
 
 import sys
@@ -28,7 +29,7 @@ from paceline.run.worker.sampler import count_samples
 __all__ = ["BatchStream", "StreamSettings"]
 
 PASSES_AFTER_END_MAX = 100_000  # generous, because scripts loop over their remaining epochs
-LOOKED_AT_MAX = 4  # a script that fetches so many batches before its first gradient evaluates
+LOOKED_AT_MAX = 4  # a pass with so many batches before its first gradient is an evaluation
 
 
 class StreamSettings(NamedTuple):
@@ -61,13 +62,24 @@ class BatchStream:
         self._pass = 0  # the epoch of the next training pass
         self._was_left = False  # the script has left its last pass by itself
         self._is_trained_on = False  # a gradient was computed on one of its batches
+        self._is_evaluated_on = False  # a pass has ended without any gradient
+        self._ignores_mode = False  # the script trains although its models are in evaluation mode
+        self._looked_at: list[Batch] = []  # in this pass, before its first gradient
+        self._has_gradient = False  # in this pass
+        self._looked_at_max = LOOKED_AT_MAX
         self._passes_after_end = 0
         self._active = 0  # training passes that have begun and not ended
 
     def __len__(self) -> int:
-        """Return how many batches of an epoch are this worker's share."""
+        """Return how many batches of an epoch are this worker's share.
+
+        A loader that the script only evaluates on isn't divided.
+        """
         length = len(self._plain)
-        return length if self._source.epoch is None else ceil(length / self._workers)
+        evaluates = self._is_evaluated_on or not self._is_in_training_mode()
+        if self._source.epoch is None or (evaluates and not self._is_trained_on):
+            return length
+        return ceil(length / self._workers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
@@ -77,31 +89,38 @@ class BatchStream:
         # A script that answers StopIteration with a new pass calls `next()`, and needs a batch: an
         # empty pass is only for a script that loops over its epochs.
         self._was_left |= isinstance(sys.exception(), StopIteration)
-        return PassIterator(self._batches_of_pass(), self._is_training_over)
+        return PassIterator(self._batches_of_pass(), self._is_training_over, self.__len__)
 
     def _is_training_over(self) -> bool:
         return self._is_over() and self._is_trained_on
 
     def _batches_of_pass(self) -> Iterator[Any]:
-        if torch.is_grad_enabled() and self._batches.is_training():
-            is_training = True
-        else:
-            is_training = yield from self._evaluate(self._plain)
-        if is_training:
-            with self._batches.training_pass():
-                yield from self._train()
+        if not self._is_in_training_mode():
+            if not (yield from self._evaluate(self._plain)):
+                return
+            self._ignores_mode = True
+        with self._batches.training_pass():
+            yield from self._train()
 
-    def _evaluate(self, values: Iterable[Any]) -> Generator[Any, None, bool]:
-        """Yield these batches; return whether a gradient was computed on one of them."""
-        is_used = False
-        for value in values:
+    def _is_in_training_mode(self) -> bool:
+        is_training = self._ignores_mode or self._batches.is_training()
+        return is_training and torch.is_grad_enabled()
+
+    def _evaluate(self, values: Iterable[Any]) -> Generator[Any, None, int]:
+        """Yield these batches; return the number of the one that the script made a step with.
+
+        A gradient alone doesn't matter: a script may compute those of its inputs. Return 0 if there
+        was no step.
+        """
+        for number, value in enumerate(values, 1):
             batch = Batch(value, count_samples(value))
             self._batches.take(self._number, batch)
             yield value
-            is_used |= batch.is_used
-        if not is_used:
-            self._batches.forget_latest(self._number)
-        return is_used
+            if batch.is_accepted or batch.is_dropped:
+                return number
+        self._batches.forget_latest(self._number)
+        self._is_evaluated_on = True
+        return 0
 
     # ---------------------------------------------------------------------------------- training
 
@@ -121,23 +140,34 @@ class BatchStream:
             self._settle()
             self._put_back()
         self._active += 1
+        self._looked_at, self._has_gradient = [], False
         has_ended = False
         try:
             self._source.begin_pass()
-            while (batch := self._next_batch(epoch)) is not None:
-                yield batch.value
-                if self._looks_at() >= LOOKED_AT_MAX:
-                    break
+            is_evaluation = yield from self._yield_until_passed(epoch)
             has_ended = True
-            if self._is_trained_on:
+            if self._is_trained_on and not is_evaluation:
                 self._pass = max(self._pass, epoch + 1)
-            elif self._looks_at() and not self._has_passed(epoch):
-                yield from self._evaluate(self._source.rest(self._plain, self._handed_out))
         finally:
             self._active -= 1
             self._was_left |= not has_ended
             self._settle()
             self._source.end_pass()
+
+    def _yield_until_passed(self, epoch: int) -> Generator[Any, None, bool]:
+        """Yield the batches of a training pass; return whether it was an evaluation after all."""
+        while True:
+            while (batch := self._next_batch(epoch)) is not None:
+                yield batch.value
+                if self._looks_at() >= self._looked_at_max:
+                    break
+            if not self._looks_at() or self._has_passed(epoch):
+                return False
+            step = yield from self._evaluate(self._source.rest(self._plain, self._looked_at))
+            if not step:
+                return True
+            self._is_trained_on = self._has_gradient = True
+            self._looked_at_max = max(self._looked_at_max, len(self._looked_at) + step + 1)
 
     def _has_passed(self, epoch: int) -> bool:
         """Return whether the run is beyond this epoch of the stream, or over."""
@@ -149,9 +179,9 @@ class BatchStream:
         if self._has_passed(epoch):
             return None
         self._settle()
-        looks = not self._is_trained_on and bool(self._handed_out)
-        source, seen = self._source, self._handed_out
-        batch = source.next_to_look_at(seen) if looks else source.next_batch()
+        source = self._source
+        seen = [] if self._has_gradient else self._looked_at
+        batch = source.next_to_look_at(seen) if seen else source.next_batch()
         if batch is None:
             return None
         if self._has_passed(epoch):  # while it waited for a lease
@@ -159,12 +189,15 @@ class BatchStream:
             return None
         self._batches.take(self._number, batch)
         self._handed_out.append(batch)
+        if not self._has_gradient:
+            self._looked_at.append(batch)
         return batch
 
     def _looks_at(self) -> int:
-        """Return how many batches the script has fetched; 0 if it has computed any gradient."""
-        self._is_trained_on |= any(batch.is_used for batch in self._handed_out)
-        return 0 if self._is_trained_on else len(self._handed_out)
+        """Return how many batches of this pass the script has fetched; 0 after a gradient."""
+        self._has_gradient |= any(batch.is_used for batch in self._looked_at)
+        self._is_trained_on |= self._has_gradient
+        return 0 if self._has_gradient else len(self._looked_at)
 
     def _settle(self) -> None:
         """Finish the batches that the script has moved past."""

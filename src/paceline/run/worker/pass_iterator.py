@@ -26,9 +26,16 @@ class LoaderEnded(StopIteration):
 class PassIterator:
     """Yields the batches of a pass."""
 
-    def __init__(self, values: Iterator[Any], is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, values: Iterator[Any], is_over: Callable[[], bool], length: Callable[[], int]
+    ) -> None:
         self._values = values
         self._is_over = is_over
+        self._length = length
+
+    def __len__(self) -> int:
+        """Return the length of the loader, as the iterator of a DataLoader does."""
+        return self._length()
 
     def __iter__(self) -> Self:
         return self
