@@ -106,6 +106,18 @@ def test_skipped_batch_counts_as_done_and_is_in_the_trace(tmp_path):
     assert served.trace.records[-1].data[0] == [6, 3, []]
 
 
+def test_batch_that_is_skipped_after_the_end_does_not_count(tmp_path):
+    def play(run):
+        run.step(0, 0)
+        run.step(1, 1)
+        run.receive()
+        run.workers[0].send(messages.BatchesReturned(Use(0, (2,)), skipped=True))
+
+    served = serve_leases(play, tmp_path, steps=1, ahead=(2, 0))
+    assert not [record for record in served.trace.records if isinstance(record, Skipped)]
+    assert served.trace.records[-1].data[0] == [4, 4, [2, 3]]
+
+
 def test_worker_that_leaves_gives_its_batches_to_others(tmp_path):
     def play(run):
         run.step(0, 0, pulled=(1,))

@@ -19,8 +19,15 @@ class Leasing:
     """The server's side of the leases, apart from those that come with a turn."""
 
     def __init__(
-        self, book: LeaseBook, roster: Roster, clock: RunClock, recorder: Recorder
+        self,
+        book: LeaseBook,
+        roster: Roster,
+        clock: RunClock,
+        recorder: Recorder,
+        has_ended: Callable[[], bool],
     ) -> None:
+        """`has_ended`: whether the last update has been made, so that nothing counts any more."""
+        self._has_ended = has_ended
         self._book = book
         self._roster = roster
         self._clock = clock
@@ -39,7 +46,7 @@ class Leasing:
     def on_returned(self, end: PeerEnd, message: messages.BatchesReturned) -> None:
         """End the leases of these batches."""
         worker = self._roster.member(end).worker
-        if not message.skipped:
+        if not message.skipped or self._has_ended():
             self._book.give_back(worker, message.use)
             return
         skipped = self._book.skip(worker, message.use)

@@ -99,7 +99,9 @@ class Server:
         )
         self._executor = Executor(parts, recorder.began, recorder.updated)
         ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
-        self._leasing = Leasing(decider.leases, self._roster, self._clock, recorder)
+        self._leasing = Leasing(
+            decider.leases, self._roster, self._clock, recorder, lambda: self._end is not None
+        )
         states = StateRequests(decider, shard, self._roster, self._executor)
         self._end: Ended | None = None
         self._has_idle_work = False
