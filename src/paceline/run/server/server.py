@@ -99,9 +99,7 @@ class Server:
         )
         self._executor = Executor(parts, recorder.began, recorder.updated)
         ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
-        self._leasing = Leasing(
-            decider.leases, self._roster, self._clock, recorder, lambda: self._end is not None
-        )
+        self._leasing = Leasing(decider.leases, self._roster, self._clock, recorder, self._has_end)
         states = StateRequests(decider, shard, self._roster, self._executor)
         self._end: Ended | None = None
         self._has_idle_work = False
@@ -201,6 +199,9 @@ class Server:
                 self._leave(peer, reason)
         elif tell_it:
             self._progress.say(f"refused a connection: {tell_it}")
+
+    def _has_end(self) -> bool:
+        return self._end is not None
 
     def _leave(self, peer: Peer, reason: str) -> None:
         self._shard.release_slot(peer.worker)
