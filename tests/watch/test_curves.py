@@ -3,6 +3,7 @@
 
 from math import inf
 
+import msgspec
 import pytest
 
 from paceline.core.events import Fate
@@ -44,6 +45,12 @@ def test_curve_has_times_since_the_beginning_and_samples():
     assert curve(RISING, "loss") == [Point(1.0, 4, 2.0), Point(2.0, 8, 1.0)]
     assert curve(RISING, "other") == []
     assert logged(RISING) == {"accuracy", "loss"}
+
+
+def test_samples_that_several_gradients_use_count_once():
+    again = msgspec.structs.replace(gradient(6.0, 3), new_samples=0)
+    trace = Trace(HEADER, [*RISING.records, again, update(6.0, 4, accuracy=0.9)])
+    assert [point.samples for point in curve(trace, "accuracy")] == [4, 12, 12]
 
 
 def test_lost_updates_are_not_in_the_curve():

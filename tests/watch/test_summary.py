@@ -308,6 +308,18 @@ def test_lost_gradients_do_not_count_as_accepted() -> None:
     assert summary.samples == 192
 
 
+def test_samples_that_several_gradients_use_count_once() -> None:
+    """As in a GAN, whose two optimizers use each batch; a trace may lack `new_samples`."""
+    records = [
+        msgspec.structs.replace(record, new_samples=new) if isinstance(record, Gradient) else record
+        for update, new in ((1, 32), (2, 0), (3, None))
+        for record in sync_round(update, update, float(update))
+    ]
+    summary = summarize(Trace(SYNC, [*begin(0.0), *records]))
+    assert [w.samples for w in summary.by_worker] == [64, 64]
+    assert summary.samples == 128
+
+
 def test_gradients_for_an_update_after_the_end_are_lost() -> None:
     """It was accepted for update 2, which was never made."""
     early = Gradient(1.5, 0, 2, 1, ACCEPTED, 0, 1.0, 0.5, 7)

@@ -148,6 +148,11 @@ class Gradient(_Line, tag="gradient", frozen=True):
     new_samples: Whole | None = None  # that no accepted gradient used before; None: all
     uses: tuple[Use, ...] = ()  # the batches of the shared order that it was computed on
 
+    @property
+    def counted_samples(self) -> int:
+        """The samples that this gradient adds to those of the run, if it is accepted."""
+        return self.samples if self.new_samples is None else self.new_samples
+
 
 class Skipped(_Line, tag="skipped", frozen=True):
     """A worker's script moved past batches without a step on them: they count as done."""

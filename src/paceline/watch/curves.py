@@ -54,7 +54,7 @@ class Point(NamedTuple):
     """A logged value."""
 
     t: float  # seconds since the run began
-    samples: int  # in updates so far
+    samples: int  # in updates so far; each counts once, however many gradients use it
     value: float
 
 
@@ -65,7 +65,7 @@ def curve(trace: Trace, name: str) -> list[Point]:
     points, samples = [], 0
     for record in trace.records:
         if isinstance(record, Gradient) and record.fate is Fate.ACCEPTED:
-            samples += record.samples
+            samples += record.counted_samples
         elif isinstance(record, Update):
             value = record.scalars.get(name)
             if value is not None:

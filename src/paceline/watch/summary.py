@@ -82,7 +82,7 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     worker: int
     fates: dict[Fate, int]
     lost_gradients: int  # accepted, but in no update that was kept
-    samples: int  # in updates that were kept
+    samples: int  # in updates that were kept; each counts once, however many gradients use it
     compute_s: Spread | None  # of complete gradients; None: it finished none
     idle_share: float  # of the time from joining to leaving, or to the last update
     lost_s: float  # computation that was lost when it left
@@ -104,7 +104,7 @@ class Summary(msgspec.Struct, frozen=True):
     staleness: dict[int, int]  # number of accepted gradients by staleness
     fates: dict[Fate, int]
     lost_gradients: int  # accepted, but in no update that was kept
-    samples: int  # in updates that were kept
+    samples: int  # in updates that were kept; each counts once, however many gradients use it
     acceptance: float  # share of the gradients that were accepted, without those after the end
     idle_share: float
     wasted_share: float
@@ -324,7 +324,7 @@ def _worker(worker: int, totals: _WorkerTotals) -> WorkerSummary:
         worker=worker,
         fates=dict(Counter(g.fate for g in totals.gradients)),
         lost_gradients=len(lost),
-        samples=sum(g.samples for g in accepted) - sum(g.samples for g in lost),
+        samples=sum(g.counted_samples for g in accepted) - sum(g.counted_samples for g in lost),
         compute_s=Spread.of(complete) if complete else None,
         idle_share=max(0.0, 1 - totals.busy_s / totals.here_s) if totals.here_s else 0.0,
         lost_s=totals.lost_s,

@@ -4,6 +4,7 @@
 import pytest
 
 from failures import HELPERS
+from paceline.watch.report import report
 from plain import LATE
 
 SIZE = 24
@@ -214,6 +215,8 @@ keep(run, steps=steps)
     assert [kept["steps"] for kept in ran.kept.values()] == [3, 3]
     assert sorted(set(accepted(ran))) == list(range(6))
     assert sum(g.new_samples for g in ran.trace.gradients()) == SIZE
+    assert f" updates of {SIZE} samples in " in ran.out
+    assert f", {SIZE} samples;" in report(ran.trace)[0]
 
 
 def test_samples_of_a_late_worker_go_to_the_others(launch):
