@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,53 @@ def test_second_worker_at_a_path_is_told_once(save, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def _save_to_open_file(saves, path):
+    with path.open("wb") as file:
+        saves([1], file)
+    assert torch.load(path) == [1]
+
+
+def test_second_worker_that_opens_a_file_is_told_once(save, tmp_path, capsys):
+    path = tmp_path / "model.pt"
+    _save_to_open_file(save(0), path)
+    assert capsys.readouterr().err == ""
+    _save_to_open_file(save(1), path)
+    assert capsys.readouterr().err == (
+        f"worker 0 and worker 1 have both opened {path} and saved to it, so it may be corrupt; to "
+        "save in one worker only, write: if run.is_first:, and then open() and torch.save() inside "
+        "it\n"
+    )
+    _save_to_open_file(save(2), path)
+    save(2)([1], path)
+    assert capsys.readouterr().err == ""
+
+
+def test_open_file_and_path_are_the_same_file(save, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(0)([1], tmp_path / "model.pt")
+    _save_to_open_file(save(1), Path("model.pt"))
+    assert "worker 0 and worker 1 have both opened" in capsys.readouterr().err
+
+
+def test_open_files_of_one_worker_and_without_a_path_are_not_pointed_out(save, tmp_path, capsys):
+    reading, writing = os.pipe()
+    for worker in (0, 1):
+        saves = save(worker)
+        saves([1], io.BytesIO())
+        _save_to_open_file(saves, tmp_path / f"model-{worker}.pt")
+        with tempfile.TemporaryFile() as unnamed, tempfile.NamedTemporaryFile() as named:
+            saves([1], unnamed)
+            saves([1], named)
+        with open(writing, "wb", closefd=False) as pipe:
+            saves([1], pipe)
+        with (tmp_path / "removed.pt").open("wb") as removed:
+            (tmp_path / "removed.pt").unlink()
+            saves([1], removed)
+    os.close(reading)
+    os.close(writing)
+    assert capsys.readouterr().err == ""
+
+
 def test_worker_that_was_restarted_is_not_told(save, tmp_path, capsys):
     for _ in range(2):
         save(0)([1], tmp_path / "model.pt")
@@ -148,6 +196,16 @@ def test_workers_that_save_to_one_path_never_tear_the_file(launch, policy):
     assert told.endswith("to save in one worker only, write: if run.is_first: torch.save(...)")
     assert sorted(torch.load(ran.folder / "last.pt")) == ["large", "model"]
     assert not list(ran.folder.glob(".last.pt*"))
+
+
+def test_workers_that_save_to_one_open_file_are_told_once(launch):
+    source = SAVING.replace('OUT / "last.pt")\n    try', 'open(OUT / "last.pt", "wb"))\n    try')
+    assert "open(" in source
+    ran = launch(source, workers=3, steps=10, min_workers=3)
+    assert ran.code == 0
+    [told] = ran.err.splitlines()
+    assert "have both opened" in told
+    assert str(ran.folder / "last.pt") in told
 
 
 def test_script_that_saves_in_one_worker_is_told_nothing(launch):

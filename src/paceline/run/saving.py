@@ -3,7 +3,8 @@
 
 A file that `torch.save` writes appears at once and complete: several workers that save to one path
 replace each other's files, and a reader never sees a part of one. If two workers have saved to the
-same path, the script is told once how to save in one worker only.
+same path, the script is told once how to save in one worker only. It is told this for open files,
+too, but those can't be replaced: `open()` has already emptied the file.
 """
 
 import os
@@ -35,6 +36,9 @@ def make_saves_atomic(who: Identity) -> None:
     def save(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
         path = _replaceable(f)
         if path is None:
+            opened = _opened(f)
+            if opened is not None:
+                registry.note(opened, is_open=True)
             plain(obj, f, *arguments, **options)
             return
         registry.note(path)
@@ -49,6 +53,16 @@ def _replaceable(f: Any) -> Path | None:
         return None
     path = Path(os.path.realpath(f))  # replace what a link points to, not the link
     return path if path.is_file() or not path.exists() else None
+
+
+def _opened(f: Any) -> Path | None:
+    """Return the path of an open file; None for anything else, such as memory or a pipe."""
+    try:
+        path = Path(os.path.realpath(f.name))
+        is_there = path.is_file() and os.path.samestat(path.stat(), os.fstat(f.fileno()))
+    except (AttributeError, OSError, TypeError, ValueError):
+        return None
+    return path if is_there else None
 
 
 def _save_beside(path: Path, save: Callable[[Path], None]) -> None:
@@ -77,7 +91,7 @@ class _SavedPaths:
         self._name = "the server" if who.worker is None else f"worker {who.worker}"
         self._noted: set[Path] = set()
 
-    def note(self, path: Path) -> None:
+    def note(self, path: Path, *, is_open: bool = False) -> None:
         """Note that this process saves to this path; if another one has, tell the script once."""
         if path in self._noted or len(self._noted) == PATHS_MAX or not self._is_on:
             return
@@ -89,12 +103,19 @@ class _SavedPaths:
                 return
             first = claim.read_text(encoding="ascii")
             if first != self._name and self._claim(self._folder / "told"):
-                print(
-                    f"{first} and {self._name} have both saved to {path}; to save in one worker "
-                    "only, write: if run.is_first: torch.save(...)",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(self._advice(first, path, is_open), file=sys.stderr, flush=True)
+
+    def _advice(self, first: str, path: Path, is_open: bool) -> str:
+        if is_open:
+            return (
+                f"{first} and {self._name} have both opened {path} and saved to it, so it may be "
+                "corrupt; to save in one worker only, write: if run.is_first:, and then open() and "
+                "torch.save() inside it"
+            )
+        return (
+            f"{first} and {self._name} have both saved to {path}; to save in one worker only, "
+            "write: if run.is_first: torch.save(...)"
+        )
 
     def _claim(self, claim: Path) -> bool:
         """Write the name of this process to a file; return whether it is the first to do so."""
