@@ -2,6 +2,7 @@
 """Workers of a run without processes: real streams and leases, and a book instead of a server."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -28,33 +29,35 @@ class FakeRun:
         requeue: bool = True,
         optimizers: int = 1,
         models: Sequence[nn.Module] = (),
+        shares: int | None = None,
     ) -> None:
+        self.shares = workers if shares is None else shares
         self.loaders = loaders
         self.requeue = requeue
         self.is_over = False
         self.update = 1
         self.book = LeaseBook([order_of(loader) for loader in loaders])
-        self.workers = [FakeWorker(self, w, workers, optimizers, models) for w in range(workers)]
+        self.workers = [FakeWorker(self, w, optimizers, models) for w in range(workers)]
         for worker in self.workers:
             worker.receive([ahead_of(loader) for loader in loaders])
 
     @property
     def epoch(self) -> int:
         """The epoch of the first stream."""
-        return self.book.epochs[0]
+        order = order_of(self.loaders[0])
+        return 0 if order is None else self.done // order.samples
 
     @property
     def done(self) -> int:
         """How many samples of the first stream are done."""
-        done: int = self.book.plain()[0][0]
-        return done
+        return self.book.done[0]
 
 
 class FakeWorker:
     """One worker, with a stream for each loader."""
 
     def __init__(
-        self, run: FakeRun, number: int, workers: int, optimizers: int, models: Sequence[nn.Module]
+        self, run: FakeRun, number: int, optimizers: int, models: Sequence[nn.Module]
     ) -> None:
         self.run = run
         self.number = number
@@ -67,7 +70,7 @@ class FakeWorker:
                 loader,
                 self._source(loader, i),
                 self.batches,
-                StreamSettings(i, workers, run.requeue),
+                StreamSettings(i, run.shares, run.requeue),
                 lambda: run.is_over,
             )
             for i, loader in enumerate(run.loaders)
@@ -81,10 +84,9 @@ class FakeWorker:
 
     def _source(self, loader: Any, number: int) -> BatchSource:
         order = order_of(loader)
-        if order is None:
-            return OwnSource(loader, None)
-        if not order.batches:
-            return OwnSource(loader, lambda: self.leases.epochs[number])
+        if order is None or not order.batches:
+            samples = inf if order is None else order.samples
+            return OwnSource(loader, samples, lambda: self.leases.done[number])
         if not isinstance(loader, list | tuple):
             loader = with_shared_order(loader, order, seed=5)
         return LeasedSource(loader, order, number, self.leases)
@@ -97,7 +99,7 @@ class FakeWorker:
             return None
         self.asked += 1
         [use] = self.run.book.deal({self.number: [0] * stream + [1]})[self.number]
-        return use.numbers[0], self.run.book.epochs
+        return use.numbers[0], self.run.book.done
 
     def return_batches(self, use: Use, *, skipped: bool) -> None:
         """Return batches to the book."""
@@ -111,8 +113,8 @@ class FakeWorker:
         """Begin a turn, and get as many batches as were used up."""
         pulled = self.leases.hand_in_pulled() if wanted is None else wanted
         dealt = self.run.book.deal({self.number: pulled})[self.number]
-        epochs = self.run.book.epochs
-        turn = Assignment(1, 0, 0, (), 0.0, stream_epochs=epochs, leases=tuple(dealt))
+        done = self.run.book.done
+        turn = Assignment(1, 0, 0, (), 0.0, stream_samples=done, leases=tuple(dealt))
         self.leases.receive(turn)
 
     def park(self) -> None:
@@ -130,7 +132,7 @@ class FakeWorker:
             0,
             (),
             0.0,
-            stream_epochs=self.run.book.epochs,
+            stream_samples=self.run.book.done,
             leases=tuple(dealt),
             forget_leases=True,
         )

@@ -90,16 +90,16 @@ def test_worker_may_ask_for_one_more_batch():
 # ------------------------------------------------------------------------------------------- epochs
 
 
-def test_epoch_ends_with_the_update_that_completes_its_samples():
+def test_batches_are_done_with_the_update_that_uses_them():
     book = LeaseBook([TEN, None])
     book.deal({0: [4]})
     book.accept(0, [Use(0, (0, 1))], update=1)
     book.accept(0, [Use(0, (2, 3))], update=1)
-    assert book.epochs == (0, 0)
+    assert book.done == (0, 0)
     book.apply(1)
-    assert book.epochs == (1, 0)
+    assert book.done == (10, 0)
     book.apply(2)
-    assert book.epochs == (1, 0)
+    assert book.done == (10, 0)
 
 
 def test_what_is_left_of_an_epoch_counts_in_the_next_one():
@@ -107,12 +107,12 @@ def test_what_is_left_of_an_epoch_counts_in_the_next_one():
     book.deal({0: [5], 1: [1]})  # worker 1 keeps batch 1
     book.accept(0, [Use(0, (0, 2, 3, 4))], update=1)
     book.apply(1)
-    assert book.epochs == (1,)  # 3 + 3 + 1 + 3 samples
+    assert book.done == (3 + 3 + 1 + 3,)
     lease(book, 0, 1)
     book.accept(0, [Use(0, (6,))], update=2)
     book.accept(1, [Use(0, (1,))], update=2)
     book.apply(2)
-    assert book.epochs == (1,)
+    assert book.done == (16,)
     assert book.plain() == [[16, 7, [5]]]
 
 
@@ -131,9 +131,9 @@ def test_batches_that_a_worker_draws_itself_count_by_their_samples():
     book = LeaseBook([OWN, None])
     book.accept(0, [Use(0, samples=6), Use(1, samples=6)], update=1)
     book.accept(1, [Use(0, samples=6)], update=1)
-    assert book.epochs == (0, 0)
+    assert book.done == (0, 0)
     book.apply(1)
-    assert book.epochs == (1, 0)
+    assert book.done == (12, 6)
     assert [done for done, _, _ in book.plain()] == [12, 6]
 
 
@@ -178,7 +178,7 @@ def test_skipped_batch_counts_as_done():
     book = LeaseBook([TEN])
     book.deal({0: [4]})
     assert book.skip(0, Use(0, (0, 1, 2, 3))) == Use(0, (0, 1, 2, 3))
-    assert book.epochs == (1,)
+    assert book.done == (10,)
     assert lease(book, 0, 1) == (4,)
 
 
@@ -260,7 +260,7 @@ def test_everything_that_is_not_done_is_leased_again_after_a_restore():
     restored.accept(2, [Use(0, (0,)), Use(1, samples=3)], update=2)
     restored.restore(plain)
     assert restored.plain() == plain
-    assert restored.epochs == (0, 1, 0)
+    assert restored.done == (3, 12, 0)
     restored.apply(2)
     assert restored.plain() == plain
     assert lease(restored, 0, 6) == (1, 2, 3, 4, 5, 6)
@@ -391,7 +391,7 @@ class Leases(RuleBasedStateMachine):
         assert not (self.done | self.skipped) & set(undone)
         assert self.done | self.skipped | set(undone) == set(range(following))
         assert done == sum(map(self.order.samples_in, self.done | self.skipped))
-        assert self.book.epochs == (done // self.order.samples,)
+        assert self.book.done == (done,)
         assert self.book._streams[0].leased == self.held
 
 

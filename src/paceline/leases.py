@@ -73,10 +73,6 @@ class _Stream:
     done: int = 0  # samples
 
     @property
-    def epoch(self) -> int:
-        return 0 if self.order is None else self.done // self.order.samples
-
-    @property
     def is_leased(self) -> bool:
         return self.order is not None and self.order.batches > 0
 
@@ -99,9 +95,9 @@ class LeaseBook:
         self._streams = [_Stream(order) for order in orders]
 
     @property
-    def epochs(self) -> tuple[int, ...]:
-        """The current epoch of each stream."""
-        return tuple([stream.epoch for stream in self._streams])
+    def done(self) -> tuple[int, ...]:
+        """How many samples of each stream are done."""
+        return tuple([stream.done for stream in self._streams])
 
     def deal(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, list[Use]]:
         """Lease as many batches of each stream to each worker as it wants.

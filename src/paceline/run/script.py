@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 import msgspec
@@ -206,17 +207,16 @@ class WorkerRun(Run):
         if number is None:
             return one
         source = self._source(one, number, worker)
-        settings = StreamSettings(number, worker.welcome.workers, worker.welcome.requeue)
+        settings = StreamSettings(number, worker.welcome.shares, worker.welcome.requeue)
         stream = BatchStream(one, source, worker.batches, settings, lambda: worker.is_over)
         worker.position.add(stream)
         return stream
 
     def _source(self, loader: Any, number: int, worker: Worker) -> BatchSource:
         order = order_of(loader)
-        if order is None:
-            return OwnSource(loader, None)
-        if not order.batches:
-            return OwnSource(loader, lambda: worker.leases.epochs[number])
+        if order is None or not order.batches:
+            samples = inf if order is None else order.samples
+            return OwnSource(loader, samples, lambda: worker.leases.done[number])
         if not isinstance(loader, list | tuple):
             # Far apart, because similar seeds of a generator may give similar numbers.
             seed = (worker.welcome.seed * 1_000_003 + number) * 0x9E3779B97F4A7C15

@@ -61,11 +61,11 @@ def test_each_batch_goes_to_one_worker_and_epochs_follow_the_updates(tmp_path):
         run.step(1, 1, pulled=(1,))
         run.receive()
         assert [turn.leases for turn in run.turns] == [(Use(0, (2,)),), (Use(0, (3,)),)]
-        assert [turn.stream_epochs for turn in run.turns] == [(0, 0)] * 2
+        assert [turn.stream_samples for turn in run.turns] == [(4, 0)] * 2
         run.step(0, 2)
         run.step(1, 3)
         run.receive()
-        assert [end.stream_epochs for end in run.turns] == [(1, 0)] * 2
+        assert [end.stream_samples for end in run.turns] == [(8, 0)] * 2
 
     served = serve_leases(play, tmp_path)
     assert served.failure == ""

@@ -185,7 +185,7 @@ def test_callback_runs_just_before_the_first_batch_that_is_new(kind, bookmark):
 def test_loader_is_repeated_if_others_are_slower():
     """The epoch of the run decides when a pass ends."""
     loader = DataLoader(range(4), 2, sampler=Subset([0, 1, 2, 3]))
-    source = OwnSource(loader, lambda: 0)
+    source = OwnSource(loader, 4, lambda: 0)
     source.begin_pass()
     found = [source.next_batch().value.tolist() for _ in range(4)]
     assert sorted(chain(*found[:2])) == sorted(chain(*found[2:])) == [0, 1, 2, 3]
@@ -195,7 +195,7 @@ def test_set_epoch_of_a_sampler_is_called_for_each_pass_over_the_loader():
     loader = OWN["distributed"]()
     called = []
     loader.sampler.set_epoch = called.append
-    source = OwnSource(loader, lambda: 0)
+    source = OwnSource(loader, 4, lambda: 0)
     for _ in range(2):
         source.begin_pass()
         source.next_batch()
@@ -204,7 +204,7 @@ def test_set_epoch_of_a_sampler_is_called_for_each_pass_over_the_loader():
 
 
 def test_pass_for_a_script_that_only_looks_is_not_repeated():
-    source = OwnSource(DataLoader(range(4), 2, sampler=Subset([0, 1, 2, 3])), lambda: 0)
+    source = OwnSource(DataLoader(range(4), 2, sampler=Subset([0, 1, 2, 3])), 4, lambda: 0)
     source.begin_pass()
     assert source.next_to_look_at([]) is not None
     assert len(list(source.rest(None, []))) == 1

@@ -134,6 +134,23 @@ def test_batch_that_arrives_after_the_epoch_has_ended_belongs_to_the_next_pass()
     assert one.next() == held[0] % 4
 
 
+@pytest.mark.parametrize(("shares", "length"), [(1, 6), (2, 3), (4, 2)])
+def test_length_is_a_share_of_the_epoch(shares, length):
+    run = FakeRun([shuffled()], workers=4, shares=shares)
+    assert [len(worker.stream) for worker in run.workers] == [length] * 4
+
+
+def test_end_of_a_training_pass_says_what_to_do_if_it_is_not_expected():
+    worker = alone([1, 2])[1]
+    worker.train()
+    batches = iter(worker.stream)
+    for _ in range(2):
+        next(batches)
+        worker.step()
+    with pytest.raises(StopIteration, match="begin a new pass"):
+        next(batches)
+
+
 def test_endless_loop_after_the_end_of_the_run_ends_the_script(monkeypatch, capsys):
     monkeypatch.setattr(batch_stream, "PASSES_AFTER_END_MAX", 3)
     run, worker = alone([1, 2])
@@ -185,7 +202,7 @@ def test_next_iter_yields_a_batch_whenever_the_script_asks(loader):
         assert sorted(seen[epoch * 24 : epoch * 24 + 24]) == list(range(24))
 
 
-def test_pass_that_the_script_leaves_continues_in_the_next_one():
+def test_pass_after_one_that_the_script_has_left_is_a_whole_epoch():
     run, worker = alone(shuffled())
     first = []
     for value in worker.stream:
@@ -193,9 +210,27 @@ def test_pass_that_the_script_leaves_continues_in_the_next_one():
         worker.step()
         if len(first) == 2:
             break
-    [rest] = worker.train()
-    assert sorted(flat([*first, *rest])) == list(range(24))
-    assert run.epoch == 1
+    [second] = worker.train()
+    assert len(second) == 6
+    assert sorted(flat([*first, *second[:4]])) == list(range(24)), "in the shared order"
+    assert run.done == 8 + 24
+    assert [len(found) for found in worker.train(2)] == [6, 6]
+
+
+@pytest.mark.parametrize("most", [1, 4, 5])
+def test_script_may_limit_its_passes(most):
+    """`if i == most: break` gives as many batches in each pass."""
+    run, worker = alone(shuffled(), workers=2)
+    counts = []
+    for _ in range(7):
+        counts.append(0)
+        for _ in worker.stream:
+            worker.step()
+            counts[-1] += 1
+            if counts[-1] == most:
+                break
+    assert counts == [most] * 7
+    assert run.done == 7 * most * 4
 
 
 @pytest.mark.parametrize("processes", [0, 2])
@@ -216,8 +251,8 @@ def test_batch_that_was_fetched_last_but_not_used_comes_again():
         if value == 3:
             break
         worker.step()
-    assert worker.train() == [[3, 4, 5, 6, 7]]
-    assert (run.done, run.epoch) == (8, 1)
+    assert worker.train() == [[3, 4, 5, 6, 7, 0, 1, 2]]
+    assert run.done == 3 + 8
 
 
 def test_another_pass_inside_a_pass_loses_nothing():
@@ -424,7 +459,7 @@ def test_validation_in_training_mode_is_a_whole_plain_pass(size, kind):
                 worker.step()
             for _ in range(2):
                 assert sorted(flat(list(worker.streams[1]))) == list(range(size))
-    assert run.book.epochs[1] == 0
+    assert run.book.done[1] == 0
 
 
 def test_pass_over_the_training_data_before_the_training_loses_nothing():
@@ -533,8 +568,8 @@ def test_two_streams_end_independently():
     for pair in zip(*worker.streams, strict=False):
         pairs.append(pair)
         worker.step()
-    assert [second for _, second in pairs][3:] == [3, 4]
-    assert run.book.epochs == (1, 1)
+    assert pairs[3:] == [(0, 3), (1, 4), (2, 0)]
+    assert run.book.done == (6, 6)
 
 
 def test_stream_has_the_attributes_of_its_loader():

@@ -172,9 +172,9 @@ keep(run, version=run.version)
 """
     ran = launch(loop, steps=None)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.kept[0]["version"] == 5
-    assert sorted(accepted(ran)) == list(range(10))
-    assert sorted(accepted(ran, stream=1)) == list(range(10))
+    assert ran.kept[0]["version"] == 6  # both passes end with the shorter loader
+    assert sorted(accepted(ran)) == list(range(12))
+    assert sorted(accepted(ran, stream=1)) == list(range(12))
 
 
 def test_accumulated_gradient_uses_all_its_batches(launch):
@@ -279,3 +279,34 @@ def test_batches_of_a_stopped_worker_are_given_to_others(launch, options):
     assert_all_once(ran, 16)
     later = {g.worker for g in ran.trace.gradients() if g.fate == "accepted" and g.version > 12}
     assert later == {0, 1}
+
+
+@pytest.mark.parametrize("policy", ["sync", "async"])
+def test_pass_that_the_script_limits_has_as_many_batches_each_time(launch, policy):
+    loop = """
+for epoch in range(4):
+    before = len(seen)
+    for number, (x,) in enumerate(loader):
+        if number == 2:
+            break
+        train(x)
+    passes.append(len(seen) - before)
+"""
+    ran = launch(source(loop), policy=policy, steps=None)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.kept[0]["passes"] == [2] * 4
+
+
+def test_script_with_many_epochs_left_after_the_goal_is_ended_cleanly(launch):
+    loop = """
+for epoch in range(1000):
+    for (x,) in loader:
+        train(x)
+    (OUT / f"passes-{run.worker}").open("a").write("x")
+"""
+    ran = launch(source(loop), steps=6)
+    assert ran.code == 0
+    assert len(ran.err.splitlines()) == 2
+    assert all("| the run has ended, so its loaders are empty" in x for x in ran.err.splitlines())
+    for worker in range(2):
+        assert len((ran.folder / f"passes-{worker}").read_text()) < 20

@@ -186,6 +186,14 @@ def test_stream_has_its_share_of_the_length_and_the_data_set_of_its_loader(launc
     assert ran.kept[1]["sizes"] == (3, 4, SIZE)
 
 
+@pytest.mark.parametrize(
+    ("policy", "share"), [("sync", 2), ("backup:1", 3), ("backup:2", 6), ("async", 2)]
+)
+def test_backups_have_no_share_of_the_length(launch, policy, share):
+    ran = launch(SHUFFLED + "keep(run, size=len(loader))\n", workers=3, steps=1, policy=policy)
+    assert ran.kept[0]["size"] == share
+
+
 @pytest.mark.parametrize("options", ["", ", persistent_workers=True", ", prefetch_factor=4"])
 def test_loader_with_worker_processes_works_and_ends_cleanly(launch, options):
     plain = launch(SHUFFLED, steps=8)

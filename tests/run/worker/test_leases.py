@@ -44,14 +44,14 @@ def assignment(*uses, **fields):
 
 
 def test_leases_are_used_in_order_by_stream(leases):
-    leases.receive(assignment(Use(0, (3, 1)), Use(1, (7,)), stream_epochs=(1, 2)))
-    assert leases.epochs == (1, 2)
+    leases.receive(assignment(Use(0, (3, 1)), Use(1, (7,)), stream_samples=(1, 2)))
+    assert leases.done == (1, 2)
     assert [leases.take(0), leases.take(1), leases.take(0)] == [3, 7, 1]
 
 
 def test_worker_that_holds_none_asks_for_one(leases, lessor):
     assert leases.take(1) == 100
-    assert leases.epochs == (5, 6)
+    assert leases.done == (5, 6)
     lessor.is_over = True
     assert leases.take(1) is None
 
@@ -99,11 +99,11 @@ def test_lost_leases_are_forgotten_before_new_ones_are_kept(leases, forgotten):
 
 
 def test_end_of_the_run_has_the_last_epochs(leases):
-    leases.receive(RunEnded(3, 0, (3,), None, stream_epochs=(4, 4)))
-    assert leases.epochs == (4, 4)
+    leases.receive(RunEnded(3, 0, (3,), None, stream_samples=(4, 4)))
+    assert leases.done == (4, 4)
 
 
 def test_server_without_streams_does_not_change_the_epochs(leases):
-    leases.receive(assignment(stream_epochs=(1, 2)))
+    leases.receive(assignment(stream_samples=(1, 2)))
     leases.receive(assignment())
-    assert leases.epochs == (1, 2)
+    assert leases.done == (1, 2)

@@ -263,8 +263,7 @@ def test_scheduler_called_after_a_pass_that_the_script_left_steps_once_per_pass(
     assert ran.code == 0, ran.err
     assert ran.out.count("StepLR: one step per epoch") == 1
     for kept in ran.kept.values():
-        # The second pass continues in the first epoch, and ends with it: 5 of 10 batches each.
-        assert kept["seen"] == [0.1] * 4 + [0.05] * 1 + [0.025] * 4
+        assert kept["seen"] == [0.1] * 4 + [0.05] * 4 + [0.025] * 4
         assert kept["last"] == 3
 
 

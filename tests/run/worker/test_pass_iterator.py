@@ -3,16 +3,16 @@
 
 import pytest
 
-from paceline.run.worker.pass_iterator import LoaderEnded, PassIterator
+from paceline.run.worker.pass_iterator import LoaderEnded, PassEnded, PassIterator
 
 
 def test_batches_come_in_order():
-    assert list(PassIterator(iter([1, 2, 3]), lambda: False, int)) == [1, 2, 3]
+    assert list(PassIterator(iter([1, 2, 3]), StopIteration, int)) == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("is_over", "kind"), [(False, StopIteration), (True, LoaderEnded)])
-def test_pass_says_whether_it_ends_with_the_run(is_over, kind):
-    values = PassIterator(iter([1]), lambda: is_over, int)
+@pytest.mark.parametrize("kind", [StopIteration, PassEnded, LoaderEnded])
+def test_pass_says_how_it_ends(kind):
+    values = PassIterator(iter([1]), kind, int)
     assert next(values) == 1
     with pytest.raises(StopIteration) as end:
         next(values)
@@ -20,7 +20,7 @@ def test_pass_says_whether_it_ends_with_the_run(is_over, kind):
 
 
 def test_for_loop_ends_with_the_run():
-    seen = list(PassIterator(iter(()), lambda: True, int))
+    seen = list(PassIterator(iter(()), LoaderEnded, int))
     assert seen == []
 
 
@@ -33,15 +33,16 @@ def test_pass_that_is_left_is_closed():
         finally:
             closed.append(True)
 
-    for value in PassIterator(values(), lambda: False, int):
+    for value in PassIterator(values(), StopIteration, int):
         if value == 1:
             break
     assert closed == [True]
 
 
 def test_pass_has_the_length_of_its_loader():
-    assert len(PassIterator(iter([1, 2]), lambda: False, lambda: 7)) == 7
+    assert len(PassIterator(iter([1, 2]), StopIteration, lambda: 7)) == 7
 
 
 def test_text_names_the_remedy():
     assert "run.finished" in str(LoaderEnded())
+    assert "loop over the loader with `for`" in str(PassEnded())

@@ -119,16 +119,16 @@ def test_answer_before_the_report_is_a_protocol_error(server):
 
 
 def test_report_names_the_batches_that_the_gradient_was_computed_on(server):
-    server.begin(leases=(Use(0, (7, 8)),), stream_epochs=(2,))
-    assert server.worker.leases.epochs == (2,)
+    server.begin(leases=(Use(0, (7, 8)),), stream_samples=(2,))
+    assert server.worker.leases.done == (2,)
     number = server.worker.leases.take(0)
     server.worker.batches.take(0, Batch("x", 4, number=number))
-    server.on_report = [lambda: server.assign(2, 1, ACCEPTED, stream_epochs=(3,))]
+    server.on_report = [lambda: server.assign(2, 1, ACCEPTED, stream_samples=(3,))]
     server.step()
     [report] = server.reports()
     assert (report.uses, report.samples, report.new_samples) == ((Use(0, (7,)),), 4, 4)
     assert report.pulled == (1,)
-    assert server.worker.leases.epochs == (3,)
+    assert server.worker.leases.done == (3,)
     assert server.worker.leases.take(0) == 8
 
 

@@ -144,6 +144,7 @@ class Welcome(_Message, tag=5, frozen=True):
     averages: bool  # whether the server keeps a moving average of the weights
     saves: bool = False  # whether the server makes checkpoints
     position: EncodedPosition = b""  # where to continue in the data; empty: at the beginning
+    shares: Count = 1  # into which an epoch is divided; late workers' gradients don't count
 
 
 class Refused(_Message, tag=6, frozen=True):
@@ -174,7 +175,7 @@ class Assignment(_Message, tag=7, frozen=True):
     notice: FateNotice | None = None
     position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
     epochs: dict[Count, float] = msgspec.field(default_factory=dict)  # passed to these schedulers
-    stream_epochs: tuple[Count, ...] = ()  # the run's epoch of each stream
+    stream_samples: tuple[Count, ...] = ()  # of each stream that are done
     leases: tuple[Use, ...] = ()  # more batches for this worker
     forget_leases: bool = False  # it no longer holds any of those that it got before
 
@@ -194,7 +195,7 @@ class RunEnded(_Message, tag=9, frozen=True):
     notice: FateNotice | None = None
     position_wanted: Count = 0  # the checkpoint that needs the worker's position; 0: none
     epochs: dict[Count, float] = msgspec.field(default_factory=dict)  # as in an Assignment
-    stream_epochs: tuple[Count, ...] = ()  # the run's epoch of each stream
+    stream_samples: tuple[Count, ...] = ()  # of each stream that are done
 
 
 class GradientReport(_Message, tag=10, frozen=True):
@@ -322,7 +323,7 @@ class LeaseReply(_Message, tag=25, frozen=True):
     """Lease a batch to the worker."""
 
     lease: Use
-    stream_epochs: tuple[Count, ...]
+    stream_samples: tuple[Count, ...]
 
 
 class BatchesReturned(_Message, tag=26, frozen=True):

@@ -236,7 +236,7 @@ class Executor:
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(action.worker),
             epochs=self._shard.schedules.epochs,
-            stream_epochs=self._book.epochs,
+            stream_samples=self._book.done,
             leases=tuple(self._deal(performed)[action.worker]),
             forget_leases=self._roster.give_leases(peer),
         )
@@ -271,7 +271,7 @@ class Executor:
             notice=peer.notice,
             position_wanted=self._checkpointer.wants_position(peer.worker),
             epochs=self._shard.schedules.epochs,
-            stream_epochs=self._book.epochs,
+            stream_samples=self._book.done,
         )
         self._roster.clear_notice(peer)
         self._roster.publish(peer, message, buffer)

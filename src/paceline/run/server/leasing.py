@@ -41,7 +41,7 @@ class Leasing:
         """Lease one batch of the stream."""
         peer = self._roster.member(end)
         lease = self._book.lease(peer.worker, message.stream)
-        self._roster.send(peer, messages.LeaseReply(lease, self._book.epochs))
+        self._roster.send(peer, messages.LeaseReply(lease, self._book.done))
 
     def on_returned(self, end: PeerEnd, message: messages.BatchesReturned) -> None:
         """End the leases of these batches."""

@@ -58,9 +58,11 @@ class Peer:
 class Roster:
     """All workers in the run, including parked ones."""
 
-    def __init__(self, settings: Settings, spec: StateSpec) -> None:
+    def __init__(self, settings: Settings, spec: StateSpec, shares: int = 1) -> None:
+        """`shares`: into how many parts the workers divide an epoch."""
         self._settings = settings
         self._spec = spec
+        self._shares = shares
         self._members: dict[int, Peer] = {}
         self._by_end: dict[PeerEnd, Peer] = {}
         self._known: set[int] = set()
@@ -119,6 +121,7 @@ class Roster:
             averages=settings.ema is not None,
             saves=saves,
             position=position,
+            shares=self._shares,
         )
         try:
             end.open_slot(welcome)

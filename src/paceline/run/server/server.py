@@ -79,7 +79,7 @@ class Server:
         self._connections = connections
         self._recorder = recorder
         self._checkpointer = checkpointer
-        self._roster = Roster(settings, shard.state.spec)
+        self._roster = Roster(settings, shard.state.spec, _shares(decider))
         self._phases = OptimizerPhases(decider, shard)
         self._watchers = Watchers(decider.ledger, recorder.reached)
         self._failures = RunFailure()
@@ -369,3 +369,11 @@ class Server:
                 f"only {here} of at least {spec.min_workers} workers were here for {patience_s:g} s"
             )
             self._handle(StopRequested(self._clock.now()))
+
+
+def _shares(decider: Decider) -> int:
+    """Return how many of the gradients that all workers compute at the same time count."""
+    policy, workers = decider.policy, decider.ledger.spec.workers
+    if policy.repeats or policy.keeps_all:
+        return workers
+    return max(1, min(workers, policy.needed(decider.ledger)))

@@ -9,6 +9,7 @@ and hands out a batch again if its gradient was dropped.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from math import isfinite
 from typing import Any, Protocol
 from weakref import WeakMethod
 
@@ -27,9 +28,12 @@ _NOTHING = object()
 class BatchSource(Protocol):
     """The training batches of one stream."""
 
+    epoch_samples: float
+    """The samples of an epoch; inf: a pass ends with the loader."""
+
     @property
-    def epoch(self) -> int | None:
-        """The run's epoch of this stream; None: it has none, a pass ends with the loader."""
+    def done(self) -> int:
+        """How many samples of this stream the run has used."""
 
     def begin_pass(self) -> None:
         """Prepare to load the batches of a pass."""
@@ -70,6 +74,7 @@ class LeasedSource:
 
     def __init__(self, loader: Any, order: BatchOrder, stream: int, leases: HeldLeases) -> None:
         """`loader`: from `with_shared_order`, or a list of batches."""
+        self.epoch_samples: float = order.samples
         self._loader = loader
         self._order = order
         self._batches = order.batches
@@ -84,9 +89,9 @@ class LeasedSource:
             loader.batch_sampler.take = lambda: source() if (source := take()) else None
 
     @property
-    def epoch(self) -> int | None:
-        """The run's epoch of this stream."""
-        return self._leases.epochs[self._stream]
+    def done(self) -> int:
+        """How many samples of this stream the run has used."""
+        return self._leases.done[self._stream]
 
     def _take(self) -> int | None:
         number = self._leases.take(self._stream)
@@ -147,7 +152,7 @@ class LeasedSource:
     def _seen(self, seen: Sequence[Batch]) -> tuple[int, set[int]]:
         """Return the epoch of these batches, and which ones of the epoch they are."""
         numbers = [batch.number for batch in seen if batch.number is not None]
-        epoch = numbers[0] // self._batches if numbers else self._leases.epochs[self._stream]
+        epoch = numbers[0] // self._batches if numbers else self.done // self._order.samples
         return epoch, {number % self._batches for number in numbers}
 
     def rest(self, plain: Any, seen: Sequence[Batch]) -> Iterator[Any]:
@@ -211,10 +216,11 @@ class LeasedSource:
 class OwnSource:
     """Batches that this worker draws from the script's own loader."""
 
-    def __init__(self, loader: Any, get_epoch: Callable[[], int] | None) -> None:
-        """`get_epoch` is None if the length of a pass is unknown."""
+    def __init__(self, loader: Any, epoch_samples: float, get_done: Callable[[], int]) -> None:
+        """`epoch_samples` is inf if the length of a pass is unknown."""
+        self.epoch_samples = epoch_samples
         self._loader = loader
-        self._get_epoch = get_epoch
+        self._get_done = get_done
         self._values: Iterator[Any] | None = None
         self._again: deque[Batch] = deque()
         self._passes = 0  # of the script
@@ -223,9 +229,9 @@ class OwnSource:
         self._move: tuple[Bookmark, Callable[[], None]] | None = None
 
     @property
-    def epoch(self) -> int | None:
-        """The run's epoch of this stream, if the length of a pass is known."""
-        return None if self._get_epoch is None else self._get_epoch()
+    def done(self) -> int:
+        """How many samples of this stream the run has used."""
+        return self._get_done()
 
     def begin_pass(self) -> None:
         """Begin a pass over the loader, or continue at the bookmark that `move_to` has set."""
@@ -252,7 +258,7 @@ class OwnSource:
 
     def next_batch(self) -> Batch | None:
         """Return the next batch; None: the loader is exhausted."""
-        return self._load(repeats=self._get_epoch is not None)  # others may be faster or slower
+        return self._load(repeats=isfinite(self.epoch_samples))  # others may be faster or slower
 
     def _load(self, repeats: bool) -> Batch | None:
         if self._values is None or self._move is not None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a script iterates over instead of its loader.
 
-A *pass* is one `for` loop of the script over the stream. A training pass ends when the run's epoch
-of this stream moves on, which the server decides, so all workers end it at the same version. A
-worker that has missed a whole epoch gets an empty pass, so the script's count of epochs stays
-right. A script that leaves a pass by itself (`break`, `next(iter(loader))`) begins the next one in
-the run's current epoch.
+A *pass* is one `for` loop of the script over the stream. A training pass ends when the run has used
+the samples of one more epoch, which the server decides, so all workers end it at the same version.
+A worker that has missed a whole epoch gets an empty pass, so the script's count of epochs stays
+right. A script that leaves a pass by itself (`break`, `next(iter(loader))`) gets a whole epoch,
+from there on, in its next one.
 
 A pass in evaluation mode, or one whose first batches no gradient is computed on, is a plain pass
 over the script's own loader. If the script trains after all, because it has skipped batches or
@@ -14,7 +14,7 @@ leaves its model in evaluation mode, the pass goes on as a training pass.
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import torch
@@ -22,13 +22,13 @@ import torch
 from paceline.run.worker.batch_sources import BatchSource
 from paceline.run.worker.batches import Batch, Batches
 from paceline.run.worker.extra_steps import end_script
-from paceline.run.worker.pass_iterator import PassIterator
+from paceline.run.worker.pass_iterator import LoaderEnded, PassEnded, PassIterator
 from paceline.run.worker.position import Bookmark
 from paceline.run.worker.sampler import count_samples
 
 __all__ = ["BatchStream", "StreamSettings"]
 
-PASSES_AFTER_END_MAX = 100_000  # generous, because scripts loop over their remaining epochs
+PASSES_AFTER_END_MAX = 10  # enough for most scripts that stop early to notice it by themselves
 LOOKED_AT_MAX = 4  # a pass with so many batches before its first gradient is an evaluation
 
 
@@ -36,7 +36,7 @@ class StreamSettings(NamedTuple):
     """What a stream must know about its run."""
 
     number: int  # of the stream
-    workers: int
+    shares: int  # how many workers an epoch is divided among
     requeue: bool  # whether a batch whose gradient was dropped is used again
 
 
@@ -53,13 +53,13 @@ class BatchStream:
     ) -> None:
         """`plain` is the script's loader."""
         self._plain = plain
-        self._number, self._workers, self._requeue = settings
+        self._number, self._shares, self._requeue = settings
         self._source = source
         self._batches = batches
         batches.has_loader = True
         self._is_over = is_over
         self._handed_out: list[Batch] = []  # those that aren't settled, oldest first
-        self._pass = 0  # the epoch of the next training pass
+        self._begin: float = 0  # samples of the run at which the next training pass begins
         self._was_left = False  # the script has left its last pass by itself
         self._is_trained_on = False  # a gradient was computed on one of its batches
         self._is_evaluated_on = False  # a pass has ended without any gradient
@@ -77,9 +77,9 @@ class BatchStream:
         """
         length = len(self._plain)
         evaluates = self._is_evaluated_on or not self._is_in_training_mode()
-        if self._source.epoch is None or (evaluates and not self._is_trained_on):
+        if self._source.epoch_samples == inf or (evaluates and not self._is_trained_on):
             return length
-        return ceil(length / self._workers)
+        return ceil(length / self._shares)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
@@ -89,10 +89,13 @@ class BatchStream:
         # A script that answers StopIteration with a new pass calls `next()`, and needs a batch: an
         # empty pass is only for a script that loops over its epochs.
         self._was_left |= isinstance(sys.exception(), StopIteration)
-        return PassIterator(self._batches_of_pass(), self._is_training_over, self.__len__)
+        return PassIterator(self._batches_of_pass(), self._end_of_pass, self.__len__)
 
-    def _is_training_over(self) -> bool:
-        return self._is_over() and self._is_trained_on
+    def _end_of_pass(self) -> StopIteration:
+        """Return the exception that ends a pass."""
+        if not self._is_trained_on:
+            return StopIteration()
+        return LoaderEnded() if self._is_over() else PassEnded()
 
     def _batches_of_pass(self) -> Iterator[Any]:
         if not self._is_in_training_mode():
@@ -131,10 +134,10 @@ class BatchStream:
                 yield from self._evaluate(self._plain)
             return
         if self._was_left:
-            self._pass, self._was_left = max(self._pass, self._source.epoch or 0), False
-        epoch = self._pass
-        if self._has_passed(epoch):
-            self._pass = epoch + 1
+            self._begin, self._was_left = max(self._begin, self._source.done), False
+        end = self._begin + self._source.epoch_samples
+        if self._has_passed(end):
+            self._begin = end
             return
         if not self._active:
             self._settle()
@@ -144,24 +147,24 @@ class BatchStream:
         has_ended = False
         try:
             self._source.begin_pass()
-            is_evaluation = yield from self._yield_until_passed(epoch)
+            is_evaluation = yield from self._yield_until_passed(end)
             has_ended = True
-            if self._is_trained_on and not is_evaluation:
-                self._pass = max(self._pass, epoch + 1)
+            if self._is_trained_on and not is_evaluation and end < inf:
+                self._begin = max(self._begin, end)
         finally:
             self._active -= 1
             self._was_left |= not has_ended
             self._settle()
             self._source.end_pass()
 
-    def _yield_until_passed(self, epoch: int) -> Generator[Any, None, bool]:
+    def _yield_until_passed(self, end: float) -> Generator[Any, None, bool]:
         """Yield the batches of a training pass; return whether it was an evaluation after all."""
         while True:
-            while (batch := self._next_batch(epoch)) is not None:
+            while (batch := self._next_batch(end)) is not None:
                 yield batch.value
                 if self._looks_at() >= self._looked_at_max:
                     break
-            if not self._looks_at() or self._has_passed(epoch):
+            if not self._looks_at() or self._has_passed(end):
                 return False
             step = yield from self._evaluate(self._source.rest(self._plain, self._looked_at))
             if not step:
@@ -169,14 +172,13 @@ class BatchStream:
             self._is_trained_on = self._has_gradient = True
             self._looked_at_max = max(self._looked_at_max, len(self._looked_at) + step + 1)
 
-    def _has_passed(self, epoch: int) -> bool:
-        """Return whether the run is beyond this epoch of the stream, or over."""
-        now = self._source.epoch
-        return self._is_over() or (now is not None and now > epoch)
+    def _has_passed(self, end: float) -> bool:
+        """Return whether the run has used this many samples of the stream, or is over."""
+        return self._is_over() or self._source.done >= end
 
-    def _next_batch(self, epoch: int) -> Batch | None:
+    def _next_batch(self, end: float) -> Batch | None:
         """Settle earlier batches, and hand out the next one; None: the pass or the run is over."""
-        if self._has_passed(epoch):
+        if self._has_passed(end):
             return None
         self._settle()
         source = self._source
@@ -184,7 +186,7 @@ class BatchStream:
         batch = source.next_to_look_at(seen) if seen else source.next_batch()
         if batch is None:
             return None
-        if self._has_passed(epoch):  # while it waited for a lease
+        if self._has_passed(end):  # while it waited for a lease
             source.put_back([batch])
             return None
         self._batches.take(self._number, batch)

@@ -19,7 +19,7 @@ class Lessor(Protocol):
     """What the leases need from the connection to the server."""
 
     def lease(self, stream: int) -> tuple[int, tuple[int, ...]] | None:
-        """Ask for one more batch; return it and the epochs. None: the run has ended."""
+        """Ask for one more batch; return it and the samples done. None: the run has ended."""
 
     def return_batches(self, use: Use, *, skipped: bool) -> None:
         """Tell the server that this worker no longer holds these batches."""
@@ -31,8 +31,8 @@ class HeldLeases:
     def __init__(
         self, streams: int, lessor: Lessor, on_forget: Callable[[], None] = lambda: None
     ) -> None:
-        self.epochs: tuple[int, ...] = (0,) * streams
-        """The run's epoch of each stream, as far as this worker knows."""
+        self.done: tuple[int, ...] = (0,) * streams
+        """How many samples of each stream the run has used, as far as this worker knows."""
         self.generation = 0
         """Increases when all leases are void; batches of an earlier generation don't count."""
         self._queues: list[deque[int]] = [deque() for _ in range(streams)]
@@ -42,7 +42,7 @@ class HeldLeases:
 
     def receive(self, answer: Assignment | RunEnded) -> None:
         """Take over what came with a turn, or with the end."""
-        self.epochs = answer.stream_epochs or self.epochs
+        self.done = answer.stream_samples or self.done
         if isinstance(answer, Assignment):
             if answer.forget_leases:
                 self.forget()
@@ -64,7 +64,7 @@ class HeldLeases:
             reply = self._lessor.lease(stream)
             if reply is None:
                 return None
-            number, self.epochs = reply
+            number, self.done = reply
             queue.append(number)
         self._pulled[stream] += 1
         return queue.popleft()

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""End a script that asks for another batch with `next()` after the run has ended.
+"""How a pass over a loader ends, for scripts that call `next()` in a loop of their own.
 
 A `for` loop over a loader of a run that has ended is empty, and the script goes on after it. But a
-script that calls `next(iter(loader))` in a loop of its own never expects a loader to be empty. It
-would fail with StopIteration, although nothing is wrong, so the launcher treats `LoaderEnded` as
-the end of the script.
+script that calls `next(iter(loader))` never expects a loader to be empty. It would fail with
+StopIteration, although nothing is wrong, so the launcher treats `LoaderEnded` as the end of the
+script. A script that calls `next()` as often as its loader has batches may fail when an epoch ends,
+and is told why.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-__all__ = ["LoaderEnded", "PassIterator"]
+__all__ = ["LoaderEnded", "PassEnded", "PassIterator"]
 
 
 class LoaderEnded(StopIteration):
@@ -23,14 +24,29 @@ class LoaderEnded(StopIteration):
         )
 
 
+class PassEnded(StopIteration):
+    """Ends a training pass; if the script doesn't expect that, it says what to do."""
+
+    def __str__(self) -> str:
+        return (
+            "the epoch has ended, and other workers have computed on more of its batches than this "
+            "one; loop over the loader with `for`, or begin a new pass with iter(loader) when "
+            "next() raises StopIteration"
+        )
+
+
 class PassIterator:
     """Yields the batches of a pass."""
 
     def __init__(
-        self, values: Iterator[Any], is_over: Callable[[], bool], length: Callable[[], int]
+        self,
+        values: Iterator[Any],
+        end: Callable[[], StopIteration],
+        length: Callable[[], int],
     ) -> None:
+        """`end` returns the exception to raise after the last batch."""
         self._values = values
-        self._is_over = is_over
+        self._end = end
         self._length = length
 
     def __len__(self) -> int:
@@ -41,10 +57,8 @@ class PassIterator:
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch; raises `LoaderEnded` if there is none because the run is over."""
+        """Return the next batch; raises StopIteration if there is none."""
         try:
             return next(self._values)
         except StopIteration:
-            if self._is_over():
-                raise LoaderEnded from None
-            raise
+            raise self._end() from None

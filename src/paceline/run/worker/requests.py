@@ -60,7 +60,7 @@ class Requests:
         self._ask_for_state(lambda: self._server.end.send(messages.StopRun()))
 
     def lease(self, stream: int) -> tuple[int, tuple[int, ...]] | None:
-        """Ask for one more batch; return it and the epochs. None: the run has ended."""
+        """Ask for one more batch; return it and the samples done. None: the run has ended."""
         request = messages.LeaseRequest(stream)
         try:
             reply = self._ask(lambda: self._server.end.send(request), messages.LeaseReply)
@@ -68,7 +68,7 @@ class Requests:
             if not self._state.is_over:
                 raise
             return None
-        return None if self._state.is_over else (reply.lease.numbers[0], reply.stream_epochs)
+        return None if self._state.is_over else (reply.lease.numbers[0], reply.stream_samples)
 
     def return_batches(self, use: Use, *, skipped: bool) -> None:
         """Tell the server that this worker no longer holds these batches."""
