@@ -257,3 +257,15 @@ def test_unknown_scheduler_is_refused():
     with pytest.raises(ProtocolError, match="there is no scheduler 1"):
         bench.schedules.check([SchedulerCalls(1, "epoch", 1)])
     bench.schedules.check([SchedulerCalls(0, "epoch", 1)])
+
+
+def test_first_report_of_a_worker_does_not_count_a_turn_that_another_has_reported():
+    """The update that this turn is for has the rate of the turn before."""
+    bench = Bench()
+    bench.update(0, 1)
+    for worker in (0, 1):
+        bench.note("step", 1, steps=1, worker=worker)
+        assert (bench.steps, bench.lr) == (1, 0.5)
+        bench.schedules.count_turn(worker, 0)
+    bench.schedules.count_step(0, 2)
+    assert (bench.steps, bench.lr) == (2, 0.25)

@@ -87,6 +87,31 @@ def test_step_of_a_scheduler_is_not_a_change_of_an_option(optimizers, schedulers
     assert changes.schedulers == (SchedulerCalls(0, "call", 1),)
 
 
+def test_state_has_the_options_that_the_server_does_not_know(optimizers, schedulers, settings):
+    """And no others: some optimizers keep state in their groups."""
+    optimizers[1].param_groups[0]["lr"] = 4.0
+    optimizers[0].param_groups[0]["momentum"] = 0.5
+    schedulers[0].step()
+    there = {"lr": 8.0, "momentum": 0.0, "weight_decay": 0.25, "k": 3}
+    state = {"state": {}, "param_groups": [dict(there)]}
+    settings.put_own_options(1, state)
+    assert state["param_groups"] == [there | {"lr": 2.0}]
+    settings.count_push(1)
+    settings.changes(1)
+    state = {"state": {}, "param_groups": [dict(there)]}
+    settings.put_own_options(1, state)
+    assert state["param_groups"] == [there]
+
+
+def test_schedulers_go_back_with_a_restored_server(optimizers, schedulers, settings):
+    settings.follow(0, [0, 3], {}, ())
+    settings.join()
+    settings.follow(0, [0, 1], {}, [OptionChange(0, 0, "lr", 0.5)])
+    assert (rates(optimizers), schedulers[1].last_epoch) == ([0.5, 8.0], 1)
+    settings.follow(0, [0, 3], {}, ())
+    assert rates(optimizers) == [0.125, 8.0]
+
+
 def test_server_with_other_schedulers_is_refused(settings):
     with pytest.raises(SpecError, match=r"got 2 schedulers here and 1 on the server"):
         settings.follow(0, [0], {}, ())

@@ -41,7 +41,14 @@ class KnownOptions:
 
     def changed(self) -> list[OptionChange]:
         """Return what the script has changed since `read` or the last call; mark it as known."""
-        changes, self._kept = self._kept, []
+        changes, self._kept = self.unreported(), []
+        if changes:
+            self.read()
+        return changes
+
+    def unreported(self) -> list[OptionChange]:
+        """Return what the script has changed since `read` or the last call of `changed`."""
+        changes = list(self._kept)
         for number, index, group, known in self._known:
             for name, value in group.items():
                 if value is known.get(name, _MISSING) or name in _NOT_OPTIONS:
@@ -49,8 +56,6 @@ class KnownOptions:
                 scalar = _scalar(value)
                 if scalar is not _MISSING and scalar != known.get(name, _MISSING):
                     changes.append(OptionChange(number, index, name, scalar))
-        if changes:
-            self.read()
         return changes
 
     @contextmanager

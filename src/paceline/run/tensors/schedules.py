@@ -138,7 +138,7 @@ class Schedules:
             elif one.epoch is not None:
                 schedule.step_to_epoch(one.epoch)
             else:
-                schedule.step_to(self._due(schedule))
+                schedule.step_to(self._due(schedule, worker))
         return news
 
     def count_turn(self, worker: int, optimizer: int) -> None:
@@ -153,13 +153,16 @@ class Schedules:
             if schedule.optimizer == optimizer and schedule.mode in ("step", "mini-batch"):
                 schedule.step_to(self._due(schedule))
 
-    def _due(self, schedule: _Schedule) -> int:
-        """Return how many steps the scheduler should have made."""
+    def _due(self, schedule: _Schedule, reporter: int | None = None) -> int:
+        """Return how many steps the scheduler should have made, as far as a report tells."""
         calls, steps = schedule.ratio
         if schedule.mode == "mini-batch":
             return self.contributions[schedule.optimizer] * calls // steps
         if schedule.mode == "step":
-            return max(self._turns[schedule.optimizer].values(), default=0)
+            turns = self._turns[schedule.optimizer]
+            if reporter is not None:  # others may have reported the turn of the coming update
+                return turns.get(reporter, 0)
+            return max(turns.values(), default=0)
         return calls
 
     # ------------------------------------------------------------------------------------ state

@@ -5,7 +5,7 @@ It learns that from the backward pass: a gradient belongs to the batches that we
 when it reached a parameter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,8 @@ class Batches:
         """Whether the script has prepared a loader."""
         self.has_begun = False
         """Whether a training pass was ever begun."""
+        self.on_training_batch: Callable[[], None] = lambda: None
+        """Called before a batch is handed out to train on."""
 
     @property
     def is_in_pass(self) -> bool:
@@ -74,6 +76,8 @@ class Batches:
             self._is_settled = False
         batch.in_training = self.is_training() and torch.is_grad_enabled()
         self._latest[stream] = batch
+        if batch.in_training:
+            self.on_training_batch()
 
     def forget_latest(self, stream: int) -> None:
         """Note that the latest batch of this stream was only evaluated on."""

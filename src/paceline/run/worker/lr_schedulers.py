@@ -6,18 +6,26 @@ scheduler's attributes don't change, so its `state_dict()` is that of a plain on
 in the script is noted and reported to the server with the next gradient; from where the script
 calls it, the follower finds out what the scheduler counts (see `paceline.run.tensors.schedules`).
 The scheduler of the script then shows what the server's does.
+
+Other workers' calls may have moved the server's scheduler on when a training pass ends here. The
+script still shows the old rate then, as a plain script does, until it calls `step` itself or begins
+its next batch.
 """
 
 import inspect
+import warnings
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import SpecError
-from paceline.run.tensors.group_options import KnownOptions
+from paceline.run.tensors.group_options import KnownOptions, all_options
 from paceline.run.tensors.state_spec import SchedulerCalls, SchedulerMode
+from paceline.run.worker.scheduler_snapshot import SchedulerSnapshot, copied
 
 __all__ = ["Follower", "TrainingPasses"]
 
@@ -71,7 +79,7 @@ class Follower:
         """`number`, `optimizer`: their places in the run."""
         self._scheduler = scheduler
         self._number = number
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._worker = worker
         self._passes = passes
         self._known = known
@@ -86,7 +94,12 @@ class Follower:
         self._offset_if_new = 0  # calls of the run before those of this process
         self._contributors = 0  # of the update that its optimizer's last gradient went into
         self._shown = 0  # steps that the script's scheduler has made
+        self._put_off: tuple[int, float | None] | None = None  # the server's steps and epoch
+        self._is_given = False  # whether the script passes the epoch
         self._epoch: float | None = None  # the largest that was passed to it
+        self._unreported: set[tuple[int, str]] = set()  # options, by group and name
+        self._beginning = SchedulerSnapshot(scheduler)
+        self._went_back = False  # and its rates weren't read since
         self._metrics: list[float] = []  # of all calls
         self._metrics_known = 0  # calls of the run whose metrics the server knows
         self._has_all_metrics = True  # false if the server had some from an earlier process
@@ -107,8 +120,17 @@ class Follower:
         if self._repeats_calls:
             self._versions.append(self._version)
         if argument is not None or not self._is_counted_by_server:
-            with self._known.change():
+            with self._known.change(), self._before_the_server():
                 self._step_at_call(argument)
+
+    @contextmanager
+    def _before_the_server(self) -> Iterator[None]:
+        """Note which options change inside a `with` block."""
+        optimizers = [self._scheduler.optimizer]
+        before = set(all_options(optimizers))
+        yield
+        changed = set(all_options(optimizers)) - before
+        self._unreported |= {(option.group, option.name) for option in changed}
 
     def _step_at_call(self, argument: float | None) -> None:
         """Let the script's scheduler do at once what the call will make the server's do."""
@@ -118,25 +140,28 @@ class Follower:
                 self._step_with(argument)
         elif argument is not None:
             self._step_to_epoch(argument)
-        elif self._epoch is not None:
+        elif self._is_given:
             self._step_to_epoch(self._scheduler.last_epoch + 1)
+        elif self._is_in_pass:
+            self._step_to(self._contributors)
+            self.catch_up()
         else:
-            self._step_to(self._contributors if self._is_in_pass else self._call_number)
+            self._step_to(self._call_number)
 
     def count_push(self, optimizer: int) -> None:
         """Note that the script has called `optimizer.step()`."""
-        self._pushes += optimizer == self._optimizer
+        self._pushes += optimizer == self.optimizer
 
     def settle(self, optimizer: int, contributors: int) -> None:
         """Note how many gradients the update has that the last push went into; 0: none."""
-        if optimizer == self._optimizer:
+        if optimizer == self.optimizer:
             self._contributors = contributors
 
     @property
     def _is_counted_by_server(self) -> bool:
         """Whether the server counts gradients or turns by now, so that this call adds nothing."""
         is_regular = self._is_in_pass or (not self._has_passes and self._calls == self._pushes)
-        return is_regular and self._calls > 1 and self._epoch is None
+        return is_regular and self._calls > 1 and not self._is_given
 
     @property
     def _has_passes(self) -> bool:
@@ -159,14 +184,29 @@ class Follower:
             return bisect_right(self._versions, self._version)
         return self._calls + self._offset
 
+    @property
+    def own_options(self) -> set[tuple[int, str]]:
+        """The options, by group and name, that the script has and the server may not have.
+
+        The server doesn't know of the latest calls. Or it knows of those that other scripts make
+        after a pass, and this one doesn't.
+        """
+        if self._takes_metric or not self._repeats_calls:
+            return self._unreported
+        groups = range(len(self._scheduler.optimizer.param_groups))
+        return self._unreported | {(group, "lr") for group in groups}
+
     # --------------------------------------------------------------------------- to the server
 
     def report(self, optimizer: int) -> SchedulerCalls | None:
         """Return what the server should know before it gets this push; None if that is nothing."""
         mode = self._mode
         is_counted = mode in ("call", "step", "mini-batch")
-        if not self._calls or (is_counted and optimizer != self._optimizer):
+        if not self._calls or (is_counted and optimizer != self.optimizer):
             return None
+        if mode == "given" and self._epoch is None:  # a restored server knows of no call
+            return None
+        self._unreported.clear()
         if mode in ("step", "mini-batch"):
             found = SchedulerCalls(self._number, mode, self._calls, self._pushes_before)
             if self._sent is not None and _is_same_ratio(found, self._sent):
@@ -194,7 +234,7 @@ class Follower:
     def _mode(self) -> SchedulerMode:
         if self._takes_metric:
             return "metric"
-        if self._epoch is not None:
+        if self._is_given:
             return "given"
         if self._is_in_pass:
             return "mini-batch"
@@ -212,30 +252,74 @@ class Follower:
         )
         self._metrics_known = steps
         self._sent = None
+        self._put_off = None
+        self._unreported.clear()
+
+    def go_back(self, steps: int, epoch: float | None) -> None:
+        """Return to the beginning if the server's scheduler is behind, for `follow` to go on."""
+        is_earlier = self._epoch is not None and (epoch is None or epoch < self._epoch)
+        if not self._takes_metric and (steps < self._shown or is_earlier):
+            self._beginning.restore()
+            self._shown, self._epoch = 0, None
+            self._went_back = True
 
     def is_behind(self, steps: int, epoch: float | None) -> bool:
         """Return whether `follow` would step the scheduler."""
         if self._takes_metric:
             return False
         is_later = epoch is not None and (self._epoch is None or epoch > self._epoch)
-        return is_later or steps > self._shown
+        return is_later or steps > self._shown or self._calls_to_repeat > 0
 
     def set_version(self, version: int) -> None:
         """Note the version of the parameters."""
         self._version = version
 
     def follow(self, steps: int, epoch: float | None) -> None:
-        """Step as the server's scheduler has; a restored one may be behind: wait until it isn't."""
+        """Step as the server's scheduler has, unless it is behind.
+
+        Where a pass may end, put it off until `catch_up`.
+        """
         if not self._takes_metric:
+            self._put_off = (steps, epoch)
+            is_per_batch = self._calls > 0 and self._is_in_pass
+            if not self._passes.is_in_pass or is_per_batch:
+                self.catch_up()
+
+    @property
+    def has_steps_to_make(self) -> bool:
+        """Whether the scheduler has put off steps of the server's."""
+        return self._put_off is not None
+
+    def catch_up(self) -> None:
+        """Make the steps that were put off."""
+        if self._put_off is None:
+            return
+        (steps, epoch), self._put_off = self._put_off, None
+        with warnings.catch_warnings():
+            if self._went_back:
+                warnings.simplefilter("ignore")  # the script's own calls have warned
             self._step_to(steps)
             if epoch is not None:
                 self._step_to_epoch(epoch)
 
+    @property
+    def _calls_to_repeat(self) -> int:
+        """The script's calls at or before the current version that a restored server forgot."""
+        is_numbered = self._calls > 0 and self._repeats_calls and not self._is_given
+        return self._call_number - self._shown if is_numbered else 0
+
+    def repeat_calls(self) -> None:
+        """Make again the steps of calls that the server will be told of with the next gradient."""
+        if not self._takes_metric and self._calls_to_repeat > 0:
+            with self._before_the_server():
+                self._step_to(self._call_number)
+
     def read_rates(self) -> None:
-        """Let `get_last_lr()` of a scheduler that takes a metric return the current rates."""
-        if self._takes_metric:
+        """Let `get_last_lr()` return the current rates if only the server knows how they arose."""
+        if self._takes_metric or self._went_back:
+            self._went_back = False
             groups = self._scheduler.optimizer.param_groups
-            self._scheduler._last_lr = [_copied(group["lr"]) for group in groups]
+            self._scheduler._last_lr = [copied(group["lr"]) for group in groups]
 
     # ------------------------------------------------------------------------------ real steps
 
@@ -245,6 +329,7 @@ class Follower:
         self._shown = max(self._shown, steps)
 
     def _step_to_epoch(self, epoch: float) -> None:
+        self._is_given = True
         if self._epoch is None or epoch > self._epoch:
             self._epoch = epoch
             self._really_step(epoch)
@@ -252,7 +337,7 @@ class Follower:
     def _step_with(self, metric: float) -> None:
         """Step with a metric; keep the old rates unless the server will set the new ones, too."""
         groups = self._scheduler.optimizer.param_groups
-        rates = [_copied(group["lr"]) for group in groups]
+        rates = [copied(group["lr"]) for group in groups]
         self._really_step(metric)
         if self._has_all_metrics:
             return
@@ -277,7 +362,3 @@ def _takes_metric(kind: type[LRScheduler]) -> bool:
 
 def _is_same_ratio(one: SchedulerCalls, other: SchedulerCalls) -> bool:
     return one.mode == other.mode and one.calls * other.steps == other.calls * one.steps
-
-
-def _copied(rate: Any) -> Any:
-    return rate.clone() if isinstance(rate, Tensor) else rate

@@ -26,7 +26,7 @@ class Pacer(Protocol):
         """Forget which batches the gradient of this optimizer was computed on."""
 
     def optimizer_state(self, optimizer: int) -> dict[str, Any]:
-        """Return the state of the server's optimizer."""
+        """Return the state of the server's optimizer, with the options as the script has them."""
 
     def load_optimizer_state(self, optimizer: int, state: dict[str, Any]) -> None:
         """Load a state into the server's optimizer."""
@@ -65,7 +65,7 @@ class Paced(Optimizer):
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the server's optimizer."""
+        """Return the state of the server's optimizer, with the options as the script has them."""
         return self._pacer.optimizer_state(self._number)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

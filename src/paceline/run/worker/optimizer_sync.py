@@ -3,12 +3,16 @@
 
 The server's optimizers are the ones that step. Their learning rates and other options reach a
 worker's script in two ways: the worker's schedulers follow the server's, and the worker takes over
-what other workers' scripts have changed by hand.
+what other workers' scripts have changed by hand. The server learns with the next gradient what the
+script has changed, so until then only the script's optimizer has the new options.
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -90,23 +94,50 @@ class OptimizerSettings:
             )
         for follower in self._followers:
             follower.set_version(version)
-        if self._has_joined:
-            self._has_joined = False
+        has_joined, self._has_joined = self._has_joined, False
+        if has_joined:
             for follower, count in zip(self._followers, steps, strict=True):
                 follower.join(count)
         if not options and not self._are_behind(steps, epochs):
             return
         with self._known.change():
             for number, follower in enumerate(self._followers):
+                if has_joined and options:  # the options of a new server replace all options here
+                    follower.go_back(steps[number], epochs.get(number))
                 follower.follow(steps[number], epochs.get(number))
+                if options:  # their values are from after these steps
+                    follower.catch_up()
             for option in options:
                 set_option(self._optimizers, option)
             for follower in self._followers:
                 follower.read_rates()
+                follower.repeat_calls()
 
     def _are_behind(self, steps: Sequence[int], epochs: Mapping[int, float]) -> bool:
         pairs = enumerate(self._followers)
         return any(one.is_behind(steps[number], epochs.get(number)) for number, one in pairs)
+
+    def catch_up(self) -> None:
+        """Make the steps that the schedulers have put off until the script's next batch."""
+        if any(follower.has_steps_to_make for follower in self._followers):
+            with self._known.change():
+                for follower in self._followers:
+                    follower.catch_up()
+
+    def put_own_options(self, optimizer: int, state: dict[str, Any]) -> None:
+        """Put the options that the server may not have into a state of its optimizer."""
+        changed = self._known.unreported()
+        options = {(one.group, one.name) for one in changed if one.optimizer == optimizer}
+        for follower in self._followers:
+            if follower.optimizer == optimizer:
+                options |= follower.own_options
+        groups = self._optimizers[optimizer].param_groups
+        for index, name in options:
+            group, value = state["param_groups"][index], groups[index][name]
+            if isinstance(group.get(name), Tensor) and isinstance(value, Real | Tensor):
+                group[name] = torch.full_like(group[name], float(value))
+            else:
+                group[name] = value.item() if isinstance(value, Tensor) else value
 
     def adopt(self, optimizer: int, state: dict[str, Any]) -> None:
         """Take over the options of a `state_dict` that the server has loaded."""

@@ -99,6 +99,7 @@ class Worker:
     def begin(self) -> None:
         """Wait for the run to begin, and load its parameters."""
         self._replica.on_gradients(self._on_gradient, self.batches.discard)
+        self.batches.on_training_batch = self._settings.catch_up
         self.position.record()
         self._wait_and_load()
         self._record_position()
@@ -375,8 +376,10 @@ class Worker:
     # ------------------------------------------------------------------------------------- requests
 
     def optimizer_state(self, optimizer: int) -> dict[str, Any]:
-        """Return the state of the server's optimizer."""
-        return self.requests.optimizer_state(optimizer)
+        """Return the state of the server's optimizer, with the options as the script has them."""
+        state = self.requests.optimizer_state(optimizer)
+        self._settings.put_own_options(optimizer, state)
+        return state
 
     def load_optimizer_state(self, optimizer: int, state: dict[str, Any]) -> None:
         """Load a state into the server's optimizer."""
