@@ -96,6 +96,17 @@ def test_links_images_and_anchors_exist(page: Path) -> None:
     assert [link for link in links if _is_broken(page, link)] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_source_files_that_are_named_exist(page: Path) -> None:
+    """A name is relative to the repository, to the package, or to its `run` package.
+
+    A file that the page tells its reader to write needn't exist.
+    """
+    folders = [ROOT, ROOT / "src" / "paceline", ROOT / "src" / "paceline" / "run"]
+    named = re.findall(r"(?<!Write )`(\w+(?:/\w+)+\.py)`", _FENCE.sub("", page.read_text()))
+    assert [name for name in named if not any((each / name).exists() for each in folders)] == []
+
+
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.commands], ids=str)
 def test_shown_commands_work_and_print_what_is_shown(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
