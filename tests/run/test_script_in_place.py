@@ -10,6 +10,7 @@ WRITES = {
     "copy": "p.copy_(torch.zeros_like(p))",
     "multiply": "p.mul_(0.5)",
     "initialize": "nn.init.zeros_(p)",
+    "sgd": "p.data.add_(p.grad, alpha=-0.1)",
 }
 
 WRITING = (
@@ -42,6 +43,7 @@ def test_writing_to_a_parameter_ends_the_run_with_one_message(launch, write):
     [message] = ran.err.splitlines()
     assert "was killed by SIGSEGV at script.py:" in message
     assert f"(`{WRITES[write]}`)" in message
+    assert "train with an optimizer and optimizer.step()" in message
     assert "optimizer.register_step_post_hook() before run.prepare()" in message
     assert message.endswith("; ending the run")
     assert len(list(ran.trace.updates())) < 10

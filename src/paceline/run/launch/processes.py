@@ -110,7 +110,8 @@ class Processes:
         line = faulting_line(report, Path(self._settings.script).parent)
         return (
             f"{f' at {line}' if line else ''}; a worker's parameters are read-only, so a script "
-            "can't change them in place: do that in a function that you pass to "
+            "can't change them in place: train with an optimizer and optimizer.step(), and pass a "
+            "function that makes other changes, such as clipping, to "
             "optimizer.register_step_post_hook() before run.prepare(); it runs on the server after "
             "each step"
         )
