@@ -310,3 +310,45 @@ for epoch in range(1000):
     assert all("| the run has ended, so its loaders are empty" in x for x in ran.err.splitlines())
     for worker in range(2):
         assert len((ran.folder / f"passes-{worker}").read_text()) < 20
+
+
+@pytest.mark.parametrize(
+    ("iterations", "updates", "rates"),
+    [
+        ("range(12)", 12, [4, 3, 2, 1, *[0] * 8]),  # over after a third of the steps
+        ("range(12 // run.workers)", 4, [4, 3, 2, 1]),
+    ],
+)
+def test_loop_over_its_own_iterations_counts_the_steps_of_each_worker(
+    launch, iterations, updates, rates
+):
+    """docs/migrating.md says what this means for the schedule and the data."""
+    loop = """
+from torch.utils.data import *
+run = paceline.join()
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
+loader = DataLoader(torch.arange(24.0), 2)
+model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
+
+def endless():
+    while True:
+        yield from loader
+
+batches, rates = endless(), []
+for i in ITERATIONS:
+    x = next(batches)
+    rates.append(optimizer.param_groups[0]["lr"])
+    optimizer.zero_grad()
+    model(x.reshape(-1, 1)).mean().backward()
+    optimizer.step()
+    scheduler.step()
+keep(run, rates=rates)
+"""
+    ran = launch(loop.replace("ITERATIONS", iterations), workers=3, steps=None, min_workers=3)
+    assert (ran.code, ran.err) == (0, "")
+    assert len(list(ran.trace.updates())) == updates
+    for kept in ran.kept.values():
+        assert kept["rates"] == pytest.approx(rates, abs=1e-9)
+    assert f" updates of {updates * 3 * 2} samples in " in ran.out
