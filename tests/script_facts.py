@@ -7,6 +7,9 @@ checks the facts of the script of its name. They must hold without Paceline, alo
 
 Scripts save to a fixed path, in every worker. Under rules that don't keep the workers in step, the
 best weights in that file may be those of another worker, and almost as good.
+
+Limits on the quality are plain numbers. Under such rules, what a worker measures before its first
+step isn't a baseline: the others may have trained the model already.
 """
 
 import json
@@ -18,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-__all__ = ["MEANT", "SCRIPTS", "WITH_EQUAL_EPOCHS", "facts_in"]
+__all__ = ["MEANT", "SCRIPTS", "WITH_EQUAL_EPOCHS", "facts_in", "measured_twice"]
 
 Facts = dict[str, Any]
 
@@ -36,6 +39,14 @@ def facts_in(output: Iterable[str]) -> Facts | None:
     return json.loads(found[-1]) if found else None
 
 
+def measured_twice(facts: Facts) -> str | None:
+    """Return what the script measured at its end and, as "before", at its beginning, if it did."""
+    if "before" not in facts:
+        return None
+    [quality] = facts.keys() & {"loss", "distance", "reward"}
+    return quality
+
+
 def image_classification(facts: Facts) -> None:
     assert facts["epochs"] == facts["validations"] == facts["scheduler_steps"] == 6
     assert facts["rates"][0] == 0.1
@@ -48,12 +59,12 @@ def image_classification(facts: Facts) -> None:
 def vae(facts: Facts) -> None:
     assert facts["epochs"] == facts["validations"] == facts["checkpoints"] == 6
     assert facts["test_batches"] == 16
-    assert facts["loss"] < 0.6 * facts["before"]
+    assert facts["loss"] < 27
 
 
 def _is_best(facts: Facts) -> bool:
     """Return whether the weights that the script loaded at its end are as good as its best."""
-    return isclose(facts["loss_of_best"], facts["best_loss"], rel_tol=0.3)
+    return bool(facts["loss_of_best"] < 1.3 * facts["best_loss"])
 
 
 def word_rnn(facts: Facts) -> None:
@@ -69,7 +80,7 @@ def char_transformer(facts: Facts) -> None:
     assert facts["validations"] == 5
     assert 1 <= facts["checkpoints"] <= 4
     assert isclose(facts["lr"], 1e-3)
-    assert facts["loss"] < 0.75 * facts["before"]
+    assert facts["loss"] < 1.95
 
 
 def trainer_class(facts: Facts) -> None:
@@ -82,7 +93,7 @@ def trainer_class(facts: Facts) -> None:
 def dcgan(facts: Facts) -> None:
     assert facts["epochs"] == facts["validations"] == 4
     assert facts["checkpoints"] == 8
-    assert facts["distance"] < 0.5 * facts["before"]
+    assert facts["distance"] < 3.5
 
 
 def wgan(facts: Facts) -> None:
@@ -90,7 +101,7 @@ def wgan(facts: Facts) -> None:
     assert facts["checkpoints"] == 1
     assert facts["generator_steps"] >= 12  # at least one in each epoch
     assert facts["largest_weight"] <= 0.1 + 1e-6
-    assert facts["distance"] < 0.7 * facts["before"]
+    assert facts["distance"] < 0.9
 
 
 def siamese(facts: Facts) -> None:
@@ -109,7 +120,7 @@ def reinforce(facts: Facts) -> None:
 def actor_critic(facts: Facts) -> None:
     assert facts["episodes"] == 250
     assert facts["checkpoints"] == 1
-    assert facts["reward"] > 0.5 > facts["before"]
+    assert facts["reward"] > 0.7
 
 
 def graph(facts: Facts) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plain_python import PlainPython
-from script_facts import MEANT, SCRIPTS, facts_in
+from script_facts import MEANT, SCRIPTS, facts_in, measured_twice
 
 PAGE = Path(__file__).parents[1] / "docs" / "migrating.md"
 DIFFS = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -82,6 +82,11 @@ def test_script_alone_equals_the_plain_one_bit_for_bit(
     facts = facts_in(ended.out.splitlines())
     assert facts is not None
     MEANT[name](facts)
+    quality = measured_twice(facts)
+    if quality is not None:
+        MEANT[name]({**facts, "before": facts[quality]})  # others trained while this worker joined
+        with pytest.raises(AssertionError):  # an untrained model isn't good enough
+            MEANT[name]({**facts, quality: facts["before"]})
     assert facts.get("loss_of_best") == facts.get("best_loss")
     assert files["paced"].keys() == files["plain"].keys()
     assert [each for each in files["plain"] if files["paced"][each] != files["plain"][each]] == []

@@ -20,7 +20,7 @@ import paceline
 class SortDataset(Dataset):
     """Sequences of digits, each followed by the same digits in order."""
 
-    def __init__(self, count, seed, length=5, digits=3):
+    def __init__(self, count, seed, length=4, digits=3):
         self.length, self.digits = length, digits
         generator = torch.Generator().manual_seed(seed)
         self.sequences = torch.randint(digits, (count, length), generator=generator)
@@ -84,7 +84,7 @@ class Trainer:
             num_workers=0,
             max_iters=150,
             batch_size=32,
-            learning_rate=3e-3,
+            learning_rate=1e-3,
             betas=(0.9, 0.95),
             weight_decay=0.1,
             grad_norm_clip=1.0,

