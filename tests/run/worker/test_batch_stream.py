@@ -152,12 +152,12 @@ def test_end_of_a_training_pass_says_what_to_do_if_it_is_not_expected():
 
 
 def test_endless_loop_after_the_end_of_the_run_ends_the_script(monkeypatch, capsys):
-    monkeypatch.setattr(batch_stream, "PASSES_AFTER_END_MAX", 3)
     run, worker = alone([1, 2])
     worker.train()
     run.is_over = True
     for _ in range(3):
         assert list(worker.stream) == []
+    monkeypatch.setattr(batch_stream, "AFTER_END_S", 0.0)
     with pytest.raises(LoopEnded):
         list(worker.stream)
     assert "leave the loop when run.finished is true" in capsys.readouterr().err

@@ -15,6 +15,7 @@ leaves its model in evaluation mode, the pass goes on as a training pass.
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from math import ceil, inf
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from paceline.run.worker.sampler import count_samples
 
 __all__ = ["BatchStream", "StreamSettings"]
 
-PASSES_AFTER_END_MAX = 10  # enough for most scripts that stop early to notice it by themselves
+AFTER_END_S = 20.0  # a script that begins passes for longer than this after the end is ended
 LOOKED_AT_MAX = 4  # a pass with so many batches before its first gradient is an evaluation
 
 
@@ -67,7 +68,7 @@ class BatchStream:
         self._looked_at: list[Batch] = []  # in this pass, before its first gradient
         self._has_gradient = False  # in this pass
         self._looked_at_max = LOOKED_AT_MAX
-        self._passes_after_end = 0
+        self._empty_since: float | None = None  # when the first pass after the end began
         self._active = 0  # training passes that have begun and not ended
 
     def __len__(self) -> int:
@@ -129,7 +130,7 @@ class BatchStream:
 
     def _train(self) -> Iterator[Any]:
         if self._is_over():
-            self._count_pass_after_end()
+            self._end_script_if_late()
             if not self._is_trained_on:
                 yield from self._evaluate(self._plain)
             return
@@ -237,9 +238,12 @@ class BatchStream:
         self._handed_out = [batch for batch in self._handed_out if batch.is_used]
         self._source.put_back(looked_at)
 
-    def _count_pass_after_end(self) -> None:
-        self._passes_after_end += 1
-        if self._passes_after_end > PASSES_AFTER_END_MAX:
+    def _end_script_if_late(self) -> None:
+        """End a script that keeps evaluating the last version, or loops for ever."""
+        now = monotonic()
+        if self._empty_since is None:
+            self._empty_since = now
+        elif now - self._empty_since > AFTER_END_S:
             end_script("the run has ended, so its loaders are empty")
 
     # ---------------------------------------------------------------------------------- position

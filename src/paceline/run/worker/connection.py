@@ -48,28 +48,23 @@ class ServerConnection:
         self._worker = worker
         self._spec = spec
         self._dial = dial
-        self._end: WorkerEnd | None = None
+        self.end: WorkerEnd  # the worker's end of the transport; there is one after `join`
+        self._has_end = False
         # A loader's processes must not keep it open: its closing tells the server that we died.
         os.register_at_fork(after_in_child=self.close)
-
-    @property
-    def end(self) -> WorkerEnd:
-        """The worker's end of the transport; available after the first `join`."""
-        assert self._end is not None
-        return self._end
 
     def join(self) -> tuple[messages.Welcome, OpenedSlot]:
         """Connect to the server, which may still be starting, and join its run.
 
         Raises ProtocolError if the server refuses this worker, PeerLost if none appears in time.
         """
-        if self._end is not None:
+        if self._has_end:
             print("lost the server; waiting for it to restart", file=sys.stderr, flush=True)
         give_up_at = monotonic() + CONNECT_TIMEOUT_S
         while True:
             self.close()
             try:
-                self._end = self._connect(give_up_at)
+                self.end, self._has_end = self._connect(give_up_at), True
                 return self._join()
             except PeerLost as error:  # also if it dies before it welcomes us
                 if monotonic() > give_up_at:
@@ -107,5 +102,5 @@ class ServerConnection:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        if self._end is not None:
-            self._end.close()
+        if self._has_end:
+            self.end.close()

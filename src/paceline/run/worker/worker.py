@@ -311,7 +311,7 @@ class Worker:
 
         Returns the fate of the last gradient; None if it is unknown.
         """
-        while not self.is_over:
+        while not self._state.is_over:
             if self._state.connection is Connection.LOST:
                 self.rejoin()
             try:
