@@ -13,7 +13,7 @@ from torch.nn import functional as F
 parser = argparse.ArgumentParser(description="REINFORCE")
 parser.add_argument("--gamma", type=float, default=0.99)
 parser.add_argument("--seed", type=int, default=543)
-parser.add_argument("--max-episodes", type=int, default=1000)
+parser.add_argument("--max-episodes", type=int, default=3000)
 parser.add_argument("--log-interval", type=int, default=50)
 args = parser.parse_args()
 torch.manual_seed(args.seed)
@@ -56,7 +56,7 @@ class Policy(nn.Module):
 
 env = Catch()
 policy = Policy()
-optimizer = optim.Adam(policy.parameters(), lr=1e-2)
+optimizer = optim.Adam(policy.parameters(), lr=3e-3)
 
 
 def select_action(state):
