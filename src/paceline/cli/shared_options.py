@@ -51,8 +51,7 @@ def accepts(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., N
 
         signature = inspect.signature(options)
         command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-        # Typer reads it; mypy doesn't know that functions may have it.
-        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__signature__ = signature  # type: ignore[attr-defined] # Typer reads it; unknown to mypy
         command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         return command
 

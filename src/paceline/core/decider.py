@@ -181,9 +181,10 @@ class Decider:
                 tally.excused.discard(worker)
                 tally.done.add(worker)
                 scale = self.policy.scale(update - 1 - event.version)
-                given = (worker, event.version, event.samples, scale)
-                measured = (event.sq_norm, event.new_samples)
-                tally.contributions.append(Contribution(*given, *measured))
+                given = Contribution(
+                    worker, event.version, event.samples, scale, event.sq_norm, event.new_samples
+                )
+                tally.contributions.append(given)
                 return [Accept(worker, event.version, update, event.samples, scale)]
             if worker not in tally.done:  # under a rule that repeats it may have contributed
                 tally.excused.add(worker)

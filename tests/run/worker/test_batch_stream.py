@@ -69,7 +69,7 @@ def test_workers_share_the_batches_of_an_epoch():
     assert [list(batches) for batches in passes] == [[], [], []]
 
 
-def test_epoch_belongs_to_whoever_is_fast():
+def test_fast_worker_computes_on_more_of_an_epoch():
     run = FakeRun([list(range(6))], workers=2)
     fast, slow = run.workers
     assert slow.next() == 1

@@ -298,14 +298,7 @@ for epoch in range(4):
 
 
 def test_script_with_many_epochs_left_after_the_goal_reaches_its_end(launch):
-    loop = """
-for epoch in range(1000):
-    before = len(seen)
-    for (x,) in loader:
-        train(x)
-    passes.append(len(seen) - before)
-"""
-    ran = launch(source(loop), steps=6)
+    ran = launch(source(EPOCHS.replace("range(3)", "range(1000)")), steps=6)
     assert (ran.code, ran.err) == (0, "")
     for kept in ran.kept.values():
         assert kept["passes"] == [3, 3] + [0] * 998

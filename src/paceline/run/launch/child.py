@@ -140,7 +140,7 @@ def _exit(code: int) -> NoReturn:
     """Exit as Python does, but without tearing down torch, which takes long."""
     try:
         # multiprocessing exits its processes in the same way.
-        threading._shutdown()  # type: ignore[attr-defined] # missing in typeshed
+        threading._shutdown()  # type: ignore[attr-defined] # a private function of Python, unknown to mypy
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the pipe is closed, or the script closed it

@@ -70,8 +70,8 @@ class Performed:
     time: float
     version: int  # before the event
     report: messages.GradientReport | None  # that caused the event, if one did
-    asked: tuple[int, ...] = ()  # the workers that get a turn
-    leases: dict[int, list[Use]] | None = None  # for each of them; None: not dealt yet
+    actions: list[Action]
+    leases: dict[int, list[Use]] | None = None  # for workers that get a turn; None: not dealt yet
     made: dict[int, Made] = field(default_factory=dict)  # by update
     end: Ended | None = None  # not None iff the run has ended
 
@@ -126,8 +126,7 @@ class Executor:
 
         `version`: before the event. `report`: the report that caused the event, if any.
         """
-        asked = tuple([action.worker for action in actions if type(action) is SendParams])
-        performed = Performed(time, version, report, asked)
+        performed = Performed(time, version, report, actions)
         for action in actions:
             self._handlers[type(action)](action, performed)
         return performed
@@ -247,11 +246,12 @@ class Executor:
         """Return the batches that go to each worker with its turn; deal them first."""
         if performed.leases is None:
             wanted = {}
-            for worker in performed.asked:
-                peer = self._roster[worker]
-                wanted[worker] = peer.wanted
-                if not peer.holds_leases:
-                    self._book.release(worker)
+            for action in performed.actions:
+                if type(action) is SendParams:
+                    peer = self._roster[action.worker]
+                    wanted[peer.worker] = peer.wanted
+                    if not peer.holds_leases:
+                        self._book.release(peer.worker)
             performed.leases = self._book.deal(wanted)
         return performed.leases
 

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from paceline.leases import LeaseBook, Use
+from paceline.leases import LeaseBook
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.recorder import Recorder
@@ -52,11 +52,3 @@ class Leasing:
         skipped = self._book.skip(worker, message.use)
         if skipped.numbers:
             self._recorder.write([Skipped(self._clock.now(), worker, skipped)])
-
-    def check(self, worker: int, uses: tuple[Use, ...]) -> None:
-        """Raise ProtocolError if this worker can't have computed on these batches."""
-        self._book.check(worker, uses)
-
-    def release(self, worker: int) -> None:
-        """Lease what this worker holds to others, because it has left."""
-        self._book.release(worker)

@@ -99,7 +99,7 @@ class Server:
         )
         self._executor = Executor(parts, recorder.began, recorder.updated)
         ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
-        self._leasing = Leasing(decider.leases, self._roster, self._clock, recorder, self._has_end)
+        leasing = Leasing(decider.leases, self._roster, self._clock, recorder, self._has_end)
         states = StateRequests(decider, shard, self._roster, self._executor)
         self._end: Ended | None = None
         self._has_idle_work = False
@@ -112,7 +112,7 @@ class Server:
             messages.Watch: self._watchers.add,
             **ends.handlers,
             **states.handlers,
-            **self._leasing.handlers,
+            **leasing.handlers,
         }
 
     def restore(self, saved: Saved) -> None:
@@ -206,7 +206,7 @@ class Server:
     def _leave(self, peer: Peer, reason: str) -> None:
         self._shard.release_slot(peer.worker)
         self._checkpointer.forget(peer.worker)
-        self._leasing.release(peer.worker)
+        self._decider.leases.release(peer.worker)
         asked_at = self._roster.end_turn(peer)
         lost = None if asked_at is None else Measured(asked_at)
         if self._end is None and reason != SCRIPT_ENDED:  # the launcher reports it, if need be
@@ -227,7 +227,7 @@ class Server:
             return
         worker = peer.worker
         check_gradient(self._decider, self._shard, worker, report)
-        self._leasing.check(worker, report.uses)
+        self._decider.leases.check(worker, report.uses)
         now = self._clock.now()
         measured = peer.measured(report.compute_s, now, report.sq_norm, report.uses)
         event: GradientArrived | WorkAbandoned

@@ -84,7 +84,8 @@ class LeasedSource:
         self._pulled: deque[int] = deque()  # numbers whose batches are being loaded
         self._generation = leases.generation
         self._move: tuple[Bookmark, Callable[[], None]] | None = None  # pending `move_to`
-        if not isinstance(loader, list | tuple):
+        self._is_list = isinstance(loader, list | tuple)
+        if not self._is_list:
             take = WeakMethod(self._take)  # the processes of a loader end when it is dropped
             loader.batch_sampler.take = lambda: source() if (source := take()) else None
 
@@ -111,9 +112,8 @@ class LeasedSource:
         self._move = None
         if before_first is not None and not bookmark.batches:
             before_first()
-        self._values = self._indexed() if isinstance(self._loader, list | tuple) else None
-        if self._values is None:
-            self._values = iter(self._loader)  # draws a seed
+        # iter() of a DataLoader draws a random seed.
+        self._values = self._indexed() if self._is_list else iter(self._loader)
         if before_first is not None and bookmark.batches:
             before_first()  # the pass had begun, and drawn its seed, before this position
 
@@ -136,8 +136,7 @@ class LeasedSource:
         number, generation = self._pulled.popleft(), self._generation
         # The first dimension of a batch need not be that of its samples. In a list, it is all
         # there is.
-        is_list = isinstance(self._loader, list | tuple)
-        samples = count_samples(value) if is_list else self._order.samples_in(number)
+        samples = count_samples(value) if self._is_list else self._order.samples_in(number)
         return Batch(value, samples, number=number, generation=generation)
 
     def next_to_look_at(self, seen: Sequence[Batch]) -> Batch | None:
@@ -158,7 +157,7 @@ class LeasedSource:
     def rest(self, plain: Any, seen: Sequence[Batch]) -> Iterator[Any]:
         """Return the batches of the script's own loader that differ from those seen."""
         epoch, in_epoch = self._seen(seen)
-        if isinstance(plain, list | tuple):
+        if self._is_list:
             return (value for number, value in enumerate(plain) if number not in in_epoch)
         begin = epoch * self._batches
         numbers = [begin + number for number in range(self._batches) if number not in in_epoch]
