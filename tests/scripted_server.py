@@ -89,6 +89,9 @@ class ScriptedServer:
     def cancel(self, turn):
         self._peer.send(messages.CancelTurn(turn))
 
+    def refuse(self, reason):
+        self._peer.send(messages.Refused(reason))
+
     def request_position(self, checkpoint):
         self._peer.send(messages.PositionRequest(checkpoint))
 

@@ -35,7 +35,32 @@ keep(run, seen=seen, passes=passes, version=run.version, finished=run.finished)
 SHUFFLED = DATA + "loader = DataLoader(data, batch_size=4, shuffle=True)\n" + LOOP
 
 
+COUNTED = LOOP.replace(
+    """while not run.finished:
+    passes.append([])
+    for batch in loader:
+""",
+    """for epoch in range(3):
+    passes.append([])
+    batches = iter(loader)
+    for i in range(len(batches)):
+        batch = next(batches)
+""",
+)
+
+
 # ------------------------------------------------------------------------------------------ its end
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1", "async"])
+def test_loop_that_counts_its_batches_gets_as_many_as_it_expects(launch, policy):
+    slow = "5ms; worker 0 x4"  # an epoch ends long before worker 0 has had its share
+    loader = "loader = DataLoader(data, batch_size=2, shuffle=True)\n"
+    ran = launch(DATA + loader + COUNTED, workers=3, policy=policy, steps=None, slow=slow)
+    assert ran.code == 0, ran.err
+    assert "Traceback" not in ran.err
+    share = 6 if policy == "backup:1" else 4  # of 12 batches
+    assert [len(one) for one in ran.kept[0]["passes"]] == [share] * 3
 
 
 @pytest.mark.parametrize(

@@ -116,13 +116,6 @@ def test_rejoining_is_announced_and_closes_the_old_connection(capsys):
         first.send(messages.Proof(bytes(32)))
 
 
-def test_refusal_after_the_welcome_is_an_error():
-    servers = Servers([WELCOME, messages.Refused("it broke the rules")])
-    servers.connection.join()
-    with pytest.raises(ProtocolError, match="the server refused worker 3: it broke the rules"):
-        servers.connection.receive()
-
-
 def test_closed_connection_is_lost_for_the_server():
     servers = Servers([WELCOME])
     servers.connection.close()  # before there is one

@@ -345,6 +345,21 @@ def test_unexpected_answer_to_a_state_request_is_a_protocol_error(server):
         server.worker.requests.averages()
 
 
+def test_refusal_after_the_welcome_is_an_error(server):
+    refused = pytest.raises(ProtocolError, match="the server refused worker 0: it broke the rules")
+    server.begin()
+    server.on_request = server.on_report = [lambda: server.refuse("it broke the rules")] * 2
+    with refused:
+        server.worker.requests.averages()
+    with refused:
+        server.step()
+    server.assign(2, 1)
+    server.worker.begin()
+    server.refuse("it broke the rules")
+    with refused:
+        server.step()
+
+
 # ---------------------------------------------------------------------------------------- positions
 
 

@@ -134,12 +134,13 @@ class Channel(Generic[T]):
         if fds and not self.is_local:
             raise InternalError("descriptors can be sent over Unix sockets only")
         data = frame(encode(message))
-        if self._sock.gettimeout() != 0:
-            self._send_all(data, fds)
-            return
         sent = 0 if self._outbox else self._try_send(data, fds)
         if sent < len(data):
             unsent = memoryview(data)[sent:]
+            if self._sock.gettimeout() != 0:
+                while unsent:
+                    unsent = unsent[self._try_send(unsent, ()) :]
+                return
             if self._outbox and self._outbox_bytes + len(unsent) > OUTBOX_BYTES:
                 raise PeerLost(f"it has not read the last {self._outbox_bytes} bytes sent to it")
             self._outbox.append(_Unsent(unsent, [] if sent else _duplicates(fds)))
@@ -160,14 +161,6 @@ class Channel(Generic[T]):
             else:
                 self._outbox.popleft()
         return True
-
-    def _send_all(self, data: bytes, fds: tuple[int, ...]) -> None:
-        try:
-            sent = socket.send_fds(self._sock, [data], list(fds)) if fds else 0
-            if sent < len(data):
-                self._sock.sendall(data[sent:])
-        except OSError as error:
-            raise PeerLost(f"the connection broke: {error.strerror or error}") from None
 
     def _try_send(self, data: bytes | memoryview, fds: tuple[int, ...] | list[int]) -> int:
         try:

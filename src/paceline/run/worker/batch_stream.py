@@ -90,7 +90,16 @@ class BatchStream:
         # A script that answers StopIteration with a new pass calls `next()`, and needs a batch: an
         # empty pass is only for a script that loops over its epochs.
         self._was_left |= isinstance(sys.exception(), StopIteration)
-        return PassIterator(self._batches_of_pass(), self._end_of_pass, self.__len__)
+        return PassIterator(
+            self._batches_of_pass, self._end_of_pass, self.__len__, self._batches_of_plain_pass
+        )
+
+    def _batches_of_plain_pass(self) -> int:
+        """Return how many batches a script without Paceline gets from `next()`; 0: can't tell."""
+        try:
+            return 0 if self._source.epoch_samples == inf else len(self._plain)
+        except TypeError:  # its sampler has no length
+            return 0
 
     def _end_of_pass(self) -> StopIteration:
         """Return the exception that ends a pass."""

@@ -2,7 +2,7 @@
 """A worker's connection to the server of its run: joined, lost, and joined again.
 
 The launcher restarts a server that dies, at the same address; until then its workers wait. Each
-server needs a new end of the transport. This module interprets no message except the welcome.
+server needs a new end of the transport.
 """
 
 import os
@@ -88,17 +88,16 @@ class ServerConnection:
 
     def _join(self) -> tuple[messages.Welcome, OpenedSlot]:
         self.end.send(messages.Join(self._worker, RELEASE, self._spec, self.ahead))
-        welcome = self.receive()
-        if not isinstance(welcome, messages.Welcome):
-            raise ProtocolError(f"expected a welcome, got {welcome!r}")
-        return welcome, self.end.open_slot()
+        answer = self.end.receive()
+        if isinstance(answer, messages.Refused):
+            raise self.refusal(answer)
+        if not isinstance(answer, messages.Welcome):
+            raise ProtocolError(f"expected a welcome, got {answer!r}")
+        return answer, self.end.open_slot()
 
-    def receive(self) -> messages.FromServer:
-        """Wait for the next message; raises PeerLost, or ProtocolError if the server refuses us."""
-        message = self.end.receive()
-        if isinstance(message, messages.Refused):
-            raise ProtocolError(f"the server refused worker {self._worker}: {message.reason}")
-        return message
+    def refusal(self, message: messages.Refused) -> ProtocolError:
+        """Return the error for a server that refuses this worker, which it may do at any time."""
+        return ProtocolError(f"the server refused worker {self._worker}: {message.reason}")
 
     def close(self) -> None:
         """Close the connection, if there is one."""

@@ -97,7 +97,7 @@ class Requests:
                     raise PeerLost(f"lost the server: {error}") from None
 
     def _wait_for(self, kind: type) -> messages.FromServer:
-        while not isinstance(message := self._server.receive(), kind):
+        while not isinstance(message := self._server.end.receive(), kind):
             if isinstance(message, messages.Assignment):
                 self._receiver.keep_for_later(message)
             elif not self._receiver.handle_notice(message):

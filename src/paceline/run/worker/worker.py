@@ -283,7 +283,7 @@ class Worker:
 
     def _receive_notice(self) -> None:
         """Handle a message that arrives during a turn."""
-        message = self._server.receive()
+        message = self._server.end.receive()
         if isinstance(message, messages.Assignment) and self._state.turn is Turn.VOID:
             self.keep_for_later(message)  # from the server that has replaced the lost one
         elif not self.handle_notice(message):
@@ -302,6 +302,8 @@ class Worker:
             if self._checkpoint and self._state.has_turn:  # the turn won't count
                 self._send_position(self._checkpoint)
                 self._checkpoint = 0
+        elif isinstance(message, messages.Refused):
+            raise self._server.refusal(message)
         else:
             return False
         return True
@@ -324,11 +326,11 @@ class Worker:
         return None
 
     def _wait_for_answer(self) -> Answer:
-        message = self._early or self._server.receive()
+        message = self._early or self._server.end.receive()
         while not isinstance(message, Answer):
             if not self.handle_notice(message):
                 raise ProtocolError(f"expected an assignment, got {message!r}")
-            message = self._server.receive()
+            message = self._server.end.receive()
         self._early = None
         return message
 
