@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.experiment import rebuild_report
+from figure_checks import check_figure
+from paceline.lab.experiment import read_tables, rebuild_report
 from paceline.lab.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,11 @@ def test_report_follows_from_its_tables(name, tmp_path):
     for file in ("README.md", "figure.png"):
         assert (folder / file).stat().st_size > 100
     assert (folder / "README.md").read_text() == (RESULTS / name / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.iterdir()))
+def test_figure_is_labelled_and_nothing_covers_its_data(name):
+    check_figure(EXPERIMENTS[name].draw(read_tables(RESULTS / name)))
 
 
 def test_every_measured_number_on_the_page_is_in_its_report():

@@ -11,7 +11,7 @@ from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.spec import RunSpec
 from paceline.trace.schema import Gradient, Header, Joined, Restored, Resumed, Trace, Update
-from paceline.watch.curves import Point, Target, curve, final, logged
+from paceline.watch.curves import Point, Target, curve, final, logged, smoothed
 
 HEADER = Header.of("run", parse_policy("sync"), RunSpec(workers=1), {})
 
@@ -57,6 +57,21 @@ def test_lost_updates_are_not_in_the_curve():
     again = [Restored(5.0, 1, HEADER), Joined(5.1, 0), Resumed(5.2), gradient(6.0, 1)]
     trace = Trace(HEADER, [*RISING.records, *again, update(6.0, 2, accuracy=0.7)])
     assert [point.value for point in curve(trace, "accuracy")] == [0.5, 0.7]
+
+
+def test_smoothed_value_is_the_mean_around_the_point():
+    points = [Point(float(n), n, float(n % 2)) for n in range(100)]
+    smooth = smoothed(points, 0.04)  # two to each side
+    assert [point.t for point in smooth] == [point.t for point in points]
+    assert smooth[50].value == pytest.approx(0.4)
+    assert smooth[0].value == points[0].value
+    assert smooth[1].value == pytest.approx(1 / 3)
+    assert smooth[-1].value == pytest.approx(2 / 3)
+
+
+def test_short_curve_is_not_smoothed():
+    points = [Point(float(n), n, float(n % 2)) for n in range(49)]
+    assert smoothed(points, 0.04) == points
 
 
 def test_final_value_is_the_median_of_the_last_few():

@@ -32,7 +32,7 @@ from paceline.sim.planner import Option, Plan, plan
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
 from paceline.trace.schema import Trace
-from paceline.watch.figures import check_ending, draw_plan
+from paceline.watch.figures import PlannedTimes, check_ending, draw_plan
 from paceline.watch.summary import Summary, summarize
 
 __all__ = ["run"]
@@ -180,11 +180,12 @@ def _draw(result: Plan, cluster: Cluster, spec: RunSpec, path: Path) -> None:
         if cluster.times.is_stationary
         else None
     )
-    draw_plan(
+    planned = PlannedTimes(
+        workers=spec.workers,
         needed=[o.needed for o in result.options],
         step_s={late: [o.step_s[late] for o in result.options] for late in result.sync.step_s},
         seconds=[o.seconds for o in result.options],
         intervals=[(o.interval.low, o.interval.high) for o in result.options if o.interval],
-        arrivals=arrivals,
-        path=path,
+        best=result.best.backups,
     )
+    draw_plan(planned, arrivals, path)

@@ -18,6 +18,7 @@ from paceline.lab import extras
 from paceline.lab.data.download import Source
 from paceline.lab.trial import Trial, TrialResult
 from paceline.lab.trial_pool import TrialPool, TrialProgress
+from paceline.watch.figure_style import DPI
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,7 +113,7 @@ def _write_report(experiment: Experiment, folder: Path, tables: Tables, *, quick
     paragraph = "\n\n".join([QUICK_NOTICE, *paragraphs] if quick else paragraphs)
     with _written(folder / "figure.png") as partial:
         # Without a version string in the file, the same tables always give the same bytes.
-        figure.savefig(partial, dpi=110, format="png", metadata={"Software": None})
+        figure.savefig(partial, dpi=DPI, format="png", metadata={"Software": None})
     with _written(folder / "README.md") as partial:
         page = f"# {experiment.name}\n\n**{experiment.question}**\n\n{paragraph}\n"
         partial.write_text(page, encoding="utf-8")

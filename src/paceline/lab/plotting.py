@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["new_figure", "show_percent"]
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float, title: str = "") -> "Figure":
     """Return an empty figure of this size in inches, which arranges its panels by itself."""
     figure: Figure = extras.load("matplotlib.figure").Figure(
         figsize=(width, height), layout="constrained"
     )
+    if title:
+        figure.suptitle(title, fontsize="large")
     return figure
 
 

@@ -4,7 +4,7 @@
 import operator
 from dataclasses import dataclass
 from math import inf
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from paceline.core.events import Fate
@@ -13,7 +13,7 @@ from paceline.spec import parse_number
 from paceline.trace.schema import Gradient, Trace, Update
 from paceline.watch.summary import start_time, without_lost
 
-__all__ = ["Point", "Target", "curve", "final", "logged"]
+__all__ = ["Point", "Target", "curve", "final", "logged", "smoothed"]
 
 LAST = 5  # the final value is the median of this many
 
@@ -71,6 +71,22 @@ def curve(trace: Trace, name: str) -> list[Point]:
             if value is not None:
                 points.append(Point(record.t - start, samples, value))
     return points
+
+
+def smoothed(points: list[Point], share: float) -> list[Point]:
+    """Replace each value by the mean over this share of the curve, centred at the point.
+
+    At the start the window is smaller, because values change fast there. A curve with too few
+    points for a window of three is returned unchanged.
+    """
+    half = int(share * len(points) / 2)
+    if half == 0:
+        return points
+    return [
+        point._replace(value=fmean(near.value for near in points[i - reach : i + reach + 1]))
+        for i, point in enumerate(points)
+        for reach in [min(half, i)]
+    ]
 
 
 def final(trace: Trace, name: str) -> float | None:

@@ -23,9 +23,9 @@ def test_paragraph_names_the_best_b_and_the_choices(tables):
 
 
 def test_figure_has_three_panels(tables):
-    titles = [axes.get_title() for axes in draw(tables).axes]
-    assert titles == [
-        "updates to 93 % accuracy",
-        "time per update, simulated",
-        "time to the target",
+    titles = [axes.get_title(loc="left") for axes in draw(tables).axes]
+    assert sorted(titles) == [
+        "Time per update, simulated",
+        "Time to 93 % accuracy",
+        "Updates to 93 % accuracy",
     ]

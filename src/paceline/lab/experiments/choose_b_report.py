@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from math import inf, nan
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,46 +12,69 @@ from paceline.lab.experiment import Rows, Tables
 from paceline.lab.experiments.tables import column, finite, mean_and_sd
 from paceline.lab.plotting import new_figure
 from paceline.lab.updates_formula import UpdatesToTarget
+from paceline.watch.figure_style import (
+    GREY,
+    SERIES,
+    WIDTH,
+    describe_axes,
+    legend_below,
+    plain_log,
+    rule_colour,
+    split_figure,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 __all__ = ["describe", "draw"]
 
 SHOWN = 30  # the largest b in the figure, unless the planner chooses more
 WORDS = {"cancel": "cancelled", "finish": "finished"}
+LOOKS = (("-", SERIES[2]), ("--", SERIES[4]))
 
 
 def draw(tables: Tables) -> "Figure":
-    """Draw updates against N, and the time per update and to the target against b."""
-    figure = new_figure(14, 4.2)
-    counts, steps, times = figure.subplots(1, 3)
-    _draw_counts(counts, tables)
-    predicted = tables["predicted"]
+    """Draw the time to the target against b, and its two factors: updates and time per update."""
+    figure = new_figure(WIDTH, 9)
+    top, bottom = split_figure(figure, 2, 1, height_ratios=(5, 4))
+    left, right = split_figure(bottom, 1, 2)
     most = max([SHOWN, *column(tables["choices"], "backups")])
-    few = [row for row in predicted if float(row["backups"]) <= most]
-    for late, label in WORDS.items():
+    few = [row for row in tables["predicted"] if float(row["backups"]) <= most]
+    times, steps = top.subplots(), right.subplots()
+    for (late, label), (style, colour) in zip(WORDS.items(), LOOKS, strict=True):
         backups = column(few, "backups")
-        steps.plot(backups, column(few, f"{late}_step_s"), label=f"late work {label}")
-        times.plot(backups, column(few, f"{late}_s"), label=f"product, {label}")
-    steps.set(xlabel="backups, b", ylabel="time per update (s)")
-    steps.set_title("time per update, simulated")
-    steps.legend(frameon=False)
+        name = f"late work is {label}"
+        steps.plot(backups, column(few, f"{late}_step_s"), style, color=colour, label=name)
+        name = f"predicted, {name}"
+        times.plot(backups, column(few, f"{late}_s"), style, color=colour, label=name)
+    title = "Time per update, simulated"
+    describe_axes(steps, title, "b, backup workers", "mean time per update (s)")
+    whole_numbers(steps.xaxis)
+    legend_below(right, steps, columns=1)
     _draw_direct(times, tables)
+    legend_below(top, times, columns=2)
+    _draw_counts(left, tables)
     return figure
 
 
-def _draw_counts(axes: "Axes", tables: Tables) -> None:
+def _draw_counts(figure: "FigureBase", tables: Tables) -> None:
+    axes = figure.subplots()
     rows, fit = tables["updates"], _fit(tables)
     workers = float(tables["law"][0]["workers"])
     every = np.geomspace(min(column(rows, "needed")), workers, 50)
-    axes.plot(column(rows, "needed"), column(rows, "updates"), "o", ms=3, label="counted")
-    axes.plot(every, fit.updates(every), label=_formula(fit))
-    axes.plot(every, fit.updates(every)[-1] * workers / every, "k--", lw=1, label="as 1/N")
-    axes.set(xscale="log", yscale="log", xlabel="gradients per update, N", ylabel="updates")
-    axes.set_title(f"updates to {100 * float(tables['law'][0]['target']):g} % accuracy")
-    axes.legend(frameon=False)
+    needed, updates = column(rows, "needed"), column(rows, "updates")
+    axes.plot(needed, updates, "o", color=SERIES[2], markersize=3, label="counted, one seed")
+    label = f"fitted: {_formula(fit)}"
+    axes.plot(every, fit.updates(every), color=SERIES[2], label=label)
+    inverse = fit.updates(every)[-1] * workers / every
+    axes.plot(every, inverse, "--", color=GREY, linewidth=1, label="if every gradient counted")
+    title = f"Updates to {100 * float(tables['law'][0]['target']):g} % accuracy"
+    describe_axes(axes, title, "N, gradients per update", "updates")
+    plain_log(axes, "x")
+    plain_log(axes, "y")
+    legend_below(figure, axes, columns=1)
 
 
 def _draw_direct(axes: "Axes", tables: Tables) -> None:
@@ -67,16 +90,21 @@ def _draw_direct(axes: "Axes", tables: Tables) -> None:
         fmt="ks",
         ms=4,
         capsize=3,
-        label="trained, cancelled; bars: standard error",
+        label="trained, late work is cancelled (bars: standard error)",
     )
     styles = {"every gradient counts": "v", "noise scale": "^", "measured table": "D"}
     for name, style in styles.items():
         own = [row for row in tables["choices"] if row["model"] == name]
         times = [column(predicted, f"{row['late']}_s", backups=row["backups"])[0] for row in own]
-        axes.plot(column(own, "backups"), times, style, ms=8, mfc="none", label=f"plan: {name}")
-    axes.set(xlabel="backups, b", ylabel="time to the target (s)")
-    axes.set_title("time to the target")
-    axes.legend(frameon=False, fontsize="small")
+        look: dict[str, Any] = {
+            "markersize": 9,
+            "markerfacecolor": "none",
+            "color": rule_colour("backup"),
+        }
+        axes.plot(column(own, "backups"), times, style, **look, label=f"chosen by plan: {name}")
+    title = f"Time to {100 * float(tables['law'][0]['target']):g} % accuracy"
+    describe_axes(axes, title, "b, backup workers", "virtual time (s)")
+    whole_numbers(axes.xaxis)
 
 
 def _fit(tables: Tables) -> UpdatesToTarget:

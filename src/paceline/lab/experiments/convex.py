@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import log, nan
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,8 +33,18 @@ from paceline.lab.plotting import new_figure
 from paceline.lab.problems.logistic import Census
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
+from paceline.watch.figure_style import (
+    GREY,
+    SERIES,
+    WIDTH,
+    describe_axes,
+    legend_below,
+    line_style,
+    plain_log,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["CONVEX", "bound"]
@@ -187,45 +197,66 @@ def _constants(tables: Tables) -> dict[str, float]:
 
 def draw(tables: Tables) -> "Figure":
     """Draw the distance against updates and time, and the floor against K and the rate."""
-    figure = new_figure(17, 4)
-    left, middle, right, last = figure.subplots(1, 4)
-    rows, ks = tables["curves"], _ks(tables)
-    known = _constants(tables)
-    for number, k in enumerate([*ks, ASYNC]):
-        label, color = (f"K = {k:g}" if k else "async"), f"C{number}"
-        left.plot(*_curve(rows, k, "updates"), color=color)
-        seconds, gaps = _curve(rows, k, "seconds")
-        middle.plot(seconds[1:], gaps[1:], color=color, label=label)  # a log axis has no time 0
-        if k:
-            updates, gaps = _curve(rows, k, "updates")
-            bounds = [bound(int(k), at, gaps[0], known) for at in updates]
-            left.plot(updates, bounds, color=color, linestyle=":", linewidth=1)
-    left.set(xlabel="updates", ylabel="F(w) - F*", yscale="log", title="dotted: the bounds")
-    middle.set(xlabel="virtual time (s)", yscale="log", xscale="log")
-    middle.set(ylabel="F(w) - F*", title=f"a gradient takes {LATENCY}")
-    middle.legend(frameon=False, loc="lower left")
-    floors = [floor(tables, k) for k in ks]
-    right.plot(ks, floors, "o-", label="floor")
-    limits = [bound(int(k), float("inf"), 0.0, known) for k in ks]
-    right.plot(ks, limits, "k:", label="its bound")
-    right.plot(ks, [floors[0] / k for k in ks], "--", color="grey", label="1/K")
-    right.set(xlabel="K", xscale="log", yscale="log", title="floor")
-    right.set(ylabel="F(w) - F*")
-    right.set_xticks(ks, [f"{k:g}" for k in ks])
-    right.minorticks_off()
-    right.legend(frameon=False)
-    rates = _rates(tables)
-    for k, label in LABELS.items():
-        ends = [finite(column(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
-        last.plot(rates, [fmean(own) if own else nan for own in ends], "o-", label=label)
-    last.set(xlabel="rate", xscale="log", yscale="log", title="floor at other rates")
-    last.set(ylabel="F(w) - F*")
-    last.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    last.minorticks_off()
-    last.legend(frameon=False)
-    for axes in (left, middle, right, last):
-        axes.grid(alpha=0.3)
+    title = "Logistic regression: distance to the optimum, F(w) - F*"
+    figure = new_figure(WIDTH, 8, title)
+    (left, right), (lower_left, lower_right) = figure.subplots(2, 2)
+    _draw_distances(left, right, tables)
+    _draw_floors(lower_left, tables)
+    _draw_rates(lower_right, tables)
+    legend_below(figure, right, left, lower_left)
     return figure
+
+
+def _look(k: float, tables: Tables) -> dict[str, Any]:
+    """Return label and colour for updates of K gradients; K = 0 stands for `async`."""
+    if not k:
+        return {"label": "async", **line_style("async")}
+    return {"label": f"K = {k:g}", "color": SERIES[_ks(tables).index(k) % len(SERIES)]}
+
+
+def _draw_distances(left: "Axes", right: "Axes", tables: Tables) -> None:
+    rows, ks, known = tables["curves"], _ks(tables), _constants(tables)
+    for k in [*ks, ASYNC]:
+        look = _look(k, tables)
+        updates, gaps = _curve(rows, k, "updates")
+        left.plot(updates, gaps, **look)
+        if k:
+            bounds = [bound(int(k), at, gaps[0], known) for at in updates]
+            left.plot(updates, bounds, color=look["color"], linestyle=":", linewidth=1)
+        seconds, gaps = _curve(rows, k, "seconds")
+        right.plot(seconds[1:], gaps[1:], **look)  # a log axis has no time 0
+    left.plot([], [], ":", color=GREY, linewidth=1, label="upper bound")
+    describe_axes(left, "K gradients per update", "updates", "distance to the optimum")
+    left.set_yscale("log")
+    describe_axes(right, f"A gradient takes {LATENCY}", "virtual time (s)")
+    right.set_yscale("log")
+    plain_log(right, "x")
+
+
+def _draw_floors(axes: "Axes", tables: Tables) -> None:
+    ks, known = _ks(tables), _constants(tables)
+    floors = [floor(tables, k) for k in ks]
+    axes.plot(ks, floors, "o-", color="black", label="where it settles")
+    limits = [bound(int(k), float("inf"), 0.0, known) for k in ks]
+    axes.plot(ks, limits, ":", color=GREY, linewidth=1)
+    axes.plot(ks, [floors[0] / k for k in ks], "--", color=GREY, label="proportional to 1/K")
+    title = "Where the distance settles, by K"
+    describe_axes(axes, title, "K, gradients per update", "distance to the optimum")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(ks, [f"{k:g}" for k in ks])
+    axes.minorticks_off()
+
+
+def _draw_rates(axes: "Axes", tables: Tables) -> None:
+    rates = _rates(tables)
+    for k in LABELS:
+        ends = [finite(column(tables["rates"], "floor", gradients=k, rate=r)) for r in rates]
+        means = [fmean(own) if own else nan for own in ends]
+        axes.plot(rates, means, marker="o", **_look(k, tables))
+    describe_axes(axes, "Where the distance settles, by learning rate", "learning rate")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.minorticks_off()
 
 
 def _rates(tables: Tables) -> list[float]:

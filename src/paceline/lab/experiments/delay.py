@@ -33,6 +33,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.schema import Update
+from paceline.watch.figure_style import WIDTH, describe_axes, legend_below, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,30 +178,25 @@ def iterations_per_s(timed: TimedNetwork, rule: str, steps: int = 1000) -> float
 def draw(tables: Tables) -> "Figure":
     """Draw accuracy against updates and time, and against time at each rule's own rate."""
     models = list(dict.fromkeys(str(row["model"]) for row in tables["final"]))
-    figure = new_figure(12, 3.6 * len(models))
+    figure = new_figure(WIDTH, 3.3 * len(models) + 0.7, f"Delayed gradients, {WORKERS} workers")
     panels = figure.subplots(len(models), 3, squeeze=False, sharey="row")
     for row, model in zip(panels, models, strict=True):
         for axes, kind, x in zip(
             row, ("same", "same", "own"), ("updates", "seconds", "seconds"), strict=True
         ):
             _draw_curves(axes, tables, model, kind, x)
-        row[0].set(ylabel="test accuracy")
-        best = max(column(tables["curves"], "accuracy", model=model))
-        row[0].set_ylim(0, 1.4 * best)  # room for the legends
+        row[0].set(ylabel=f"{model}, accuracy on test images", ylim=(0, None))
         show_percent(row[0])
+    legend_below(figure, panels[0][0])
     return figure
 
 
 def _draw_curves(axes: "Axes", tables: Tables, model: str, kind: str, x: str) -> None:
-    for number, rule in enumerate(dict.fromkeys(str(row["rule"]) for row in tables["final"])):
-        rate = column(tables["final"], "rate", model=model, kind=kind, rule=rule)[0]
-        label = rule if kind == "same" else f"{rule}, rate {rate:g}"
-        axes.plot(*_curve(tables, model, kind, rule, x), color=f"C{number}", label=label)
+    for rule in dict.fromkeys(str(row["rule"]) for row in tables["final"]):
+        axes.plot(*_curve(tables, model, kind, rule, x), label=rule, **line_style(rule))
     same = column(tables["final"], "rate", model=model, kind="same")[0]
-    rates = f"rate {same:g} for all" if kind == "same" else "best rate of each"
-    axes.set(xlabel=x if x == "updates" else "virtual time (s)", title=f"{model}, {rates}")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="upper left")
+    rates = f"Learning rate {same:g} for all" if kind == "same" else "Best rate of each rule"
+    describe_axes(axes, rates, x if x == "updates" else "virtual time (s)")
 
 
 def _curve(

@@ -34,6 +34,7 @@ from paceline.lab.plotting import new_figure, show_percent
 from paceline.lab.problems.images import Photographs
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial, gradients_per_update
+from paceline.watch.figure_style import WIDTH, describe_axes, legend_below, line_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -177,17 +178,19 @@ def draw(tables: Tables) -> "Figure":
     """Draw accuracy against time, one panel per number of workers."""
     rows = tables["curves"]
     sizes = sorted({float(row["workers"]) for row in rows})
-    figure = new_figure(4.6 * len(sizes), 4)
+    title = "Inception on CIFAR-10: every rule trains on the same amount of data"
+    figure = new_figure(WIDTH, 4.2, title)
     panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, workers in zip(panels, sizes, strict=True):
-        for number, label in enumerate(dict.fromkeys(str(row["rule"]) for row in rows)):
-            style = "--" if "clipped" in label else "-"  # it may coincide with async
-            axes.plot(*curve(tables, workers, label), style, color=f"C{number}", label=label)
-        axes.set(xlabel="virtual time (s)", title=f"{workers:g} workers")
-        axes.grid(alpha=0.3)
-    panels[0].set(ylabel="test accuracy")
+        for label in dict.fromkeys(str(row["rule"]) for row in rows):
+            style = line_style(label)
+            if "clipped" in label:  # it may coincide with async
+                style["linestyle"] = "--"
+            axes.plot(*curve(tables, workers, label), label=label, **style)
+        describe_axes(axes, f"{workers:g} workers", "virtual time (s)")
+    panels[0].set(ylabel="accuracy on test images")
     show_percent(panels[0])
-    panels[-1].legend(frameon=False)
+    legend_below(figure, panels[0], columns=6)
     return figure
 
 

@@ -33,6 +33,7 @@ from paceline.lab.problems.gan import DrawnDigits
 from paceline.lab.problems.shakespeare import Shakespeare
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial, gradients_per_update
+from paceline.watch.figure_style import WIDTH, describe_axes, legend_below, line_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,20 +165,20 @@ def _rules(tables: Tables) -> list[str]:
 def draw(tables: Tables) -> "Figure":
     """Draw the score against time, one panel per task."""
     rows = tables["curves"]
-    figure = new_figure(4 * len(TASKS), 4)
-    panels = figure.subplots(1, len(TASKS), squeeze=False)[0]
+    figure = new_figure(WIDTH, 7, f"Four models, {WORKERS} workers")
+    panels = figure.subplots(2, 2).flat
     for axes, (name, task) in zip(panels, TASKS.items(), strict=True):
-        for number, rule in enumerate(_rules(tables)):
+        for rule in _rules(tables):
             own = [row for row in rows if row["task"] == name and row["rule"] == rule]
-            axes.plot(*mean_curve(own, "seconds", "score"), f"C{number}.-", label=rule)
+            axes.plot(*mean_curve(own, "seconds", "score"), label=rule, **line_style(rule))
         scores = column(rows, "score", task=name)
         if not task.is_high:  # the first scores are far off the scale
             ends = finite(column(tables["final"], "score", task=name))
             least = min(scores)
             axes.set_ylim(0.95 * least, max([least + 0.4 * (max(scores) - least), *ends]))
-        axes.set(xlabel="virtual time (s)", ylabel=task.unit, title=name)
-        axes.grid(alpha=0.3)
-    panels[-1].legend(frameon=False)
+        direction = "higher" if task.is_high else "lower"
+        describe_axes(axes, f"{name}: {direction} is better", "virtual time (s)", task.unit)
+    legend_below(figure, axes)
     return figure
 
 

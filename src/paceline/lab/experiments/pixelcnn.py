@@ -10,7 +10,7 @@ The evaluated model is a moving average of the weights.
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.lab.data import cifar10
 from paceline.lab.experiment import Experiment, Lab, Rows, Tables
@@ -32,6 +32,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.schema import Update
+from paceline.watch.figure_style import WIDTH, describe_axes, legend_below, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +53,18 @@ class PixelCnnRule:
     label: str
     policy: str
     workers: int
+
+    @property
+    def name(self) -> str:
+        """Its name in figures."""
+        return "1 machine" if self.workers == 1 else f"{self.policy}, {self.workers} workers"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The look of its line."""
+        if self.workers == 1:
+            return {"color": "black"}
+        return line_style(self.policy, member=self.workers // 8)
 
 
 RULES = {
@@ -164,35 +177,37 @@ def _curves(tables: Tables, label: str) -> Rows:
 
 def draw(tables: Tables) -> "Figure":
     """Draw bits against time, and bits against the rates that were tried."""
-    figure = new_figure(10, 4)
+    figure = new_figure(WIDTH, 4.6, "PixelCNN: all rules train for the same time")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     labels = list(dict.fromkeys(str(row["rule"]) for row in tables["final"]))
     _draw_curves(left, tables, labels)
-    for number, label in enumerate(labels):
+    for label in labels:
         rates = column(tables["rates"], "rate", rule=label)
         bits = column(tables["rates"], "bits", rule=label)
-        right.plot(rates, bits, "o-", color=f"C{number}", label=label)
+        right.plot(rates, bits, **({"marker": "o"} | RULES[label].line | {"markevery": 1}))
     tried = max(column(tables["rates"], "seconds"))
-    right.set(xscale="log", xlabel="learning rate", title=f"each rate after {tried:.0f} s")
-    right.set(ylabel="bits per dimension (gap: diverged)")
-    right.grid(alpha=0.3)
+    title = f"Each rate after {tried:.0f} s"
+    describe_axes(right, title, "learning rate (gap: diverged)", "bits per dimension")
+    right.set_xscale("log")
+    legend_below(figure, left, columns=3)
     return figure
 
 
 def _draw_curves(axes: "Axes", tables: Tables, labels: list[str]) -> None:
     rows = tables["curves"]
-    for number, label in enumerate(labels):
+    for label in labels:
+        line = RULES[label].line
         for seed in dict.fromkeys(row["seed"] for row in rows):
             seconds = column(rows, "seconds", rule=label, seed=seed)
             bits = column(rows, "bits", rule=label, seed=seed)
-            axes.plot(seconds, bits, color=f"C{number}", alpha=0.25, linewidth=0.8)
+            axes.plot(seconds, bits, color=line["color"], alpha=0.25, linewidth=0.8)
         rate = column(tables["final"], "rate", rule=label)[0]
-        axes.plot(*_curve(tables, label), color=f"C{number}", label=f"{label}, rate {rate:g}")
+        name = f"{RULES[label].name}, rate {rate:g}"
+        axes.plot(*_curve(tables, label), label=name, **line)
     best = min(column(rows, "bits"))
-    axes.set(xlabel="virtual time (s)", ylabel="bits per dimension, test images")
-    axes.set(ylim=(best - 0.1, CHANCE_BITS), title="best rate of each")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    title = "Each rule at its best rate (thin: one seed)"
+    describe_axes(axes, title, "virtual time (s)", "bits per dimension, test images")
+    axes.set_ylim(best - 0.1, CHANCE_BITS)
 
 
 def describe(tables: Tables) -> str:

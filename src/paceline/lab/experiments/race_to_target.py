@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.lab.experiment import Lab, Rows
 from paceline.lab.experiments.curves import first_reached
-from paceline.lab.experiments.tables import column, mean_and_sd
+from paceline.lab.experiments.tables import column, finite, mean_and_sd
 from paceline.lab.experiments.tuning import tune
 from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial, TrialResult, gradients_per_update
 from paceline.spec import Late
+from paceline.watch.figure_style import describe_bars, draw_seed_bars
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -170,17 +171,15 @@ def seconds_text(rows: Rows) -> str:
     )
 
 
-def draw_bars(axes: "Axes", rows: Rows) -> None:
+def draw_bars(axes: "Axes", rows: Rows, title: str) -> None:
     """Draw the time of each rule as a bar for the mean, and a dot for each seed."""
-    rules = list(dict.fromkeys(str(row["rule"]) for row in rows))[::-1]
-    for position, rule in enumerate(rules):
-        seconds = [s for s in column(rows, "seconds", rule=rule) if not isnan(s)]
-        if seconds:
-            axes.barh(position, fmean(seconds), color="C0", alpha=0.5)
-            axes.plot(seconds, [position] * len(seconds), "k.", markersize=4)
-        if len(seconds) < len(column(rows, "seconds", rule=rule)):
-            axes.text(max(seconds, default=0.0), position, " missed by some seeds", va="center")
-    axes.set_yticks(range(len(rules)), rules)
+    rules = list(dict.fromkeys(str(row["rule"]) for row in rows))
+    times = [column(rows, "seconds", rule=rule) for rule in rules]
+    reached = [finite(seconds) for seconds in times]
+    draw_seed_bars(axes, rules, reached)
+    for position, (every, seconds) in enumerate(zip(times, reached, strict=True)):
+        if len(seconds) < len(every):
+            end = max(seconds, default=0.0)
+            axes.text(end, position, "  missed by some seeds", va="center", fontsize="small")
     target = f"{float(rows[0]['target']):.0%} accuracy"
-    axes.set(xlabel=f"virtual time (s) to {target} (dots: seeds)", xlim=(0, None))
-    axes.grid(alpha=0.3, axis="x")
+    describe_bars(axes, title, f"virtual time to {target} (s)")

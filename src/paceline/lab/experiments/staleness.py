@@ -26,10 +26,20 @@ from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial, TrialResult
 from paceline.latency import parse_latency
+from paceline.watch.figure_style import (
+    GREY,
+    SERIES,
+    WIDTH,
+    describe_axes,
+    legend_below,
+    plain_log,
+    split_figure,
+    tint,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 __all__ = ["STALENESS"]
 
@@ -157,29 +167,16 @@ def _errors(rows: Rows, level: float, ramp: str) -> list[float]:
 
 def draw(tables: Tables) -> "Figure":
     """Draw the error against staleness, and staleness against the layer."""
-    figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2)
+    figure = new_figure(WIDTH, 4.6)
+    left, right = split_figure(figure, 1, 2)
     _draw_errors(left, tables["error"])
-    layers = tables["layers"]
-    right.plot(
-        [row["layer"] for row in layers], [row["mean"] for row in layers], "o-", label="mean"
-    )
-    right.fill_between(
-        [float(row["layer"]) for row in layers],
-        [float(row["min"]) for row in layers],
-        [float(row["max"]) for row in layers],
-        alpha=0.2,
-        label="least to most",
-    )
-    right.legend(frameon=False)
-    right.set(xlabel="layer (0: bottom)", ylabel="staleness (updates)", ylim=(0, None))
-    right.set_xticks(range(0, LAYERS + 1, 3))
-    right.set_title(f"{LAYER_WORKERS} workers, read bottom-up, sent top-down")
+    _draw_layers(right, tables["layers"])
     return figure
 
 
-def _draw_errors(axes: "Axes", rows: Rows) -> None:
-    for ramp, style in ((WITH, "o-"), (WITHOUT, "s--")):
+def _draw_errors(figure: "FigureBase", rows: Rows) -> None:
+    axes = figure.subplots()
+    for ramp, style, colour in ((WITH, "o-", SERIES[1]), (WITHOUT, "s--", SERIES[4])):
         levels = sorted({float(row["staleness"]) for row in rows if row["ramp"] == ramp})
         if levels:
             errors = [finite(_errors(rows, level, ramp)) or [nan] for level in levels]
@@ -188,16 +185,31 @@ def _draw_errors(axes: "Axes", rows: Rows) -> None:
                 [m - min(e) for m, e in zip(means, errors, strict=True)],
                 [max(e) - m for m, e in zip(means, errors, strict=True)],
             ]
-            label = f"{ramp}; bars: all seeds"
-            axes.errorbar(levels, means, spans, fmt=style, capsize=3, label=label)
+            label = f"learning rate {ramp} (bars: all seeds)"
+            axes.errorbar(levels, means, spans, fmt=style, color=colour, capsize=3, label=label)
     if diverged := column(rows, "staleness", diverged="yes"):
         axes.plot(diverged, [CHANCE_ERROR] * len(diverged), "kx", label="diverged")
-    axes.plot(*zip(*PAPER.items(), strict=True), ".:", color="grey", label="paper, with ramp")
-    axes.set(xlabel="mean staleness (updates)", ylabel="test error (%)", yscale="log")
-    axes.set_title("MNIST CNN, asynchronous")
-    axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
+    axes.plot(*zip(*PAPER.items(), strict=True), ".:", color=GREY, label="paper, with ramp")
+    title = "Test error by staleness, async"
+    describe_axes(axes, title, "mean staleness of a gradient (updates)", "test error on MNIST (%)")
+    plain_log(axes, "y")
+    whole_numbers(axes.xaxis)
+    legend_below(figure, axes, columns=1)
+
+
+def _draw_layers(figure: "FigureBase", rows: Rows) -> None:
+    axes = figure.subplots()
+    layers, means = column(rows, "layer"), column(rows, "mean")
+    low, high = column(rows, "min"), column(rows, "max")
+    axes.fill_between(
+        layers, low, high, color=tint(SERIES[2]), linewidth=0, label="least to most stale"
+    )
+    axes.plot(layers, means, "o-", color=SERIES[2], label="mean")
+    title = f"Staleness by layer, {LAYER_WORKERS} workers"
+    describe_axes(axes, title, "layer, from the input (0) to the output", "staleness (updates)")
+    axes.set_ylim(0, None)
+    whole_numbers(axes.xaxis)
+    legend_below(figure, axes, columns=1)
 
 
 def _level(rows: Rows, level: float, ramp: str) -> str:

@@ -24,10 +24,18 @@ from paceline.lab.scripts import cnn_on_noise
 from paceline.latency import Distribution, Exponential, LogNormal, Mixture, parse_latency
 from paceline.sim.fast import draw_times, version_durations
 from paceline.spec import RunSpec
+from paceline.watch.figure_style import (
+    GREY,
+    SERIES,
+    WIDTH,
+    describe_axes,
+    legend_below,
+    split_figure,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 __all__ = ["STRAGGLERS", "fit_model", "format_latency"]
 
@@ -185,57 +193,74 @@ def _machine(updates: int) -> Rows:
 
 def draw(tables: Tables) -> "Figure":
     """Draw mean arrivals, distributions, times per update, and this machine."""
-    figure = new_figure(11, 7.5)
-    (means, shares), (update, machine) = figure.subplots(2, 2)
+    figure = new_figure(WIDTH, 8.4, "When gradients arrive, and how long updates take")
+    panels = split_figure(figure, 2, 2)
     model = parse_latency(str(tables["model"][0]["latency"])).base
-    ks = range(1, WORKERS + 1)
-    means.plot(ks, [mean_arrival(model, k, WORKERS) for k in ks], label="model")
-    means.plot(column(tables["means"], "k"), column(tables["means"], "paper_s"), "o", label="paper")
-    means.set(xlabel=f"k of {WORKERS}", ylabel="mean arrival (s)", ylim=(1.3, None))
-    means.set_title("mean arrival of the k-th gradient")
-    means.legend(frameon=False)
-    _draw_shares(shares, model, tables["distribution"])
-    _draw_updates(update, tables["update"])
-    _draw_machine(machine, tables["machine"])
+    _draw_means(panels[0], model, tables["means"])
+    _draw_shares(panels[1], model, tables["distribution"])
+    _draw_updates(panels[2], tables["update"])
+    _draw_machine(panels[3], tables["machine"])
     return figure
 
 
-def _draw_shares(axes: "Axes", model: Distribution, rows: Rows) -> None:
-    t = np.linspace(1.3, 5.0, 400)
-    for number, k in enumerate((50, 98, 99, 100)):
-        axes.plot(t, arrival_cdf(model, k, WORKERS, t), color=f"C{number}", label=f"k = {k}")
+def _draw_means(figure: "FigureBase", model: Distribution, rows: Rows) -> None:
+    axes, ks = figure.subplots(), range(1, WORKERS + 1)
+    means = [mean_arrival(model, k, WORKERS) for k in ks]
+    axes.plot(ks, means, color=SERIES[2], label="our model")
+    axes.plot(column(rows, "k"), column(rows, "paper_s"), "o", color=GREY, label="paper")
+    title = "Mean arrival of the k-th gradient"
+    describe_axes(axes, title, f"k, of {WORKERS} gradients", "mean time until it arrives (s)")
+    axes.set_ylim(1.3, None)
+    whole_numbers(axes.xaxis)
+    legend_below(figure, axes)
+
+
+def _draw_shares(figure: "FigureBase", model: Distribution, rows: Rows) -> None:
+    axes, t = figure.subplots(), np.linspace(1.3, 5.0, 400)
+    for k, colour in zip((50, 98, 99, 100), (SERIES[0], *SERIES[2:5]), strict=True):
+        axes.plot(t, arrival_cdf(model, k, WORKERS, t), color=colour, label=f"k = {k}")
         own = [row for row in rows if row["k"] == k]
-        axes.plot(column(own, "t_s"), column(own, "paper"), "o", color=f"C{number}")
-    axes.set(xlabel="time (s)", ylabel="probability", xlim=(1.3, 5.0))
-    axes.set_title("k-th gradient has arrived (dots: paper)")
-    axes.legend(frameon=False, loc="lower right")
+        axes.plot(column(own, "t_s"), column(own, "paper"), "o", color=colour)
+    title = "Probability that k gradients have arrived"
+    describe_axes(axes, title, "time since the start of the update (s)", "probability")
+    axes.set_xlim(1.3, 5.0)
+    axes.plot([], [], "o", color=GREY, label="paper")
+    legend_below(figure, axes, columns=3)
 
 
-def _draw_updates(axes: "Axes", rows: Rows) -> None:
+def _draw_updates(figure: "FigureBase", rows: Rows) -> None:
+    axes = figure.subplots()
     own = [row for row in rows if row["machines"] == WORKERS]
     needed = column(own, "needed")
-    for name, style, label in (
-        ("finished_s", "s-", "late work finished, then dropped"),
-        ("cancelled_s", "o-", "late work cancelled"),
+    for name, style, colour, label in (
+        ("finished_s", "s--", SERIES[4], "late work is finished, then dropped"),
+        ("cancelled_s", "o-", SERIES[2], "late work is cancelled"),
     ):
-        axes.plot(needed, column(own, name), style, label=label)
-    axes.plot(needed, column(own, "paper_s"), "k--", label="paper: arrivals without backups")
-    axes.set(xlabel=f"N of {WORKERS}", ylabel="time per update (s)", xlim=(48, 101))
-    axes.set_title("waiting for N gradients, simulated")
-    axes.legend(frameon=False)
+        axes.plot(needed, column(own, name), style, color=colour, markersize=4, label=label)
+    paper = column(own, "paper_s")
+    axes.plot(needed, paper, "--", color=GREY, label="paper: arrivals without backups")
+    title = "Time of an update, simulated"
+    xlabel = f"N, gradients an update waits for, of {WORKERS}"
+    describe_axes(axes, title, xlabel, "mean time per update (s)")
+    axes.set_xlim(48, 101)
+    whole_numbers(axes.xaxis)
+    legend_below(figure, axes, columns=1)
 
 
-def _draw_machine(axes: "Axes", rows: Rows) -> None:
-    ks = column(rows, "k")
-    for name, style, label in (
-        ("p90_s", "v:", "90th percentile"),
-        ("mean_s", "o-", "mean"),
-        ("median_s", "s--", "median"),
+def _draw_machine(figure: "FigureBase", rows: Rows) -> None:
+    axes, ks = figure.subplots(), column(rows, "k")
+    for name, style, colour, label in (
+        ("p90_s", "v:", SERIES[4], "slowest 10 % of updates take longer"),
+        ("mean_s", "o-", SERIES[2], "mean"),
+        ("median_s", "s--", SERIES[0], "median"),
     ):
-        axes.plot(ks, [1e3 * value for value in column(rows, name)], style, label=label)
-    axes.set(xlabel=f"k of {len(rows)}", ylabel="arrival (ms)", ylim=(0, None))
-    axes.set_title("real processes on this machine, nothing injected")
-    axes.legend(frameon=False)
+        milliseconds = [1e3 * value for value in column(rows, name)]
+        axes.plot(ks, milliseconds, style, color=colour, markersize=4, label=label)
+    title = "Real processes, no delays added"
+    describe_axes(axes, title, f"k, of {len(rows)} gradients", "time until it arrives (ms)")
+    axes.set_ylim(0, None)
+    whole_numbers(axes.xaxis)
+    legend_below(figure, axes, columns=1)
 
 
 def describe(tables: Tables) -> str:

@@ -7,7 +7,6 @@ cancelled assignment has been pulled but isn't pushed. Both transfers have the s
 """
 
 from collections import Counter
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -30,6 +29,13 @@ from paceline.lab.plotting import new_figure
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.watch.figure_style import (
+    WIDTH,
+    describe_bars,
+    draw_seed_bars,
+    draw_stacked_bars,
+    legend_below,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,28 +105,21 @@ def _count_transfers(entrant: Entrant, cycles: int, size: int) -> dict[str, floa
 
 def draw(tables: Tables) -> "Figure":
     """Draw transfers per gradient, and megabytes to the target."""
-    figure = new_figure(11, 4.2)
+    figure = new_figure(WIDTH, 4.6, f"What {WORKERS} workers send and receive")
     left, right = figure.subplots(1, 2)
-    counts = tables["counts"][::-1]
+    counts = tables["counts"]
     rules = [str(row["rule"]) for row in counts]
-    positions = range(len(rules))
-    begins = [0.0] * len(rules)
-    for name, label in (("pulls", "pulled"), ("pushes", "pushed")):
-        values = [float(row[name]) for row in counts]
-        left.barh(positions, values, left=begins, alpha=0.7, label=label)
-        begins = [a + b for a, b in zip(begins, values, strict=True)]
-    left.set(xlabel="transfers of the model per gradient that counts")
-    left.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    for position, rule in enumerate(rules):
-        values = finite(column(tables["race"], "megabytes", rule=rule))
-        right.barh(position, fmean(values or [0.0]), color="C2", alpha=0.5)
-        right.plot(values, [position] * len(values), "k.", markersize=4)
+    parts = {
+        "parameters pulled by workers": column(counts, "pulls"),
+        "gradients pushed by workers": column(counts, "pushes"),
+    }
+    draw_stacked_bars(left, rules, parts)
+    describe_bars(left, "Transfers for each gradient that counts", "transfers of a model's size")
+    megabytes = [finite(column(tables["race"], "megabytes", rule=rule)) for rule in rules]
+    draw_seed_bars(right, rules, megabytes)
     target = float(tables["race"][0]["target"])
-    right.set(xlabel=f"megabytes transferred to {target:.0%} accuracy (dots: seeds)")
-    right.set(xlim=(0, None))
-    for axes in (left, right):
-        axes.set_yticks(positions, rules)
-        axes.grid(alpha=0.3, axis="x")
+    describe_bars(right, f"Transferred until {target:.0%} accuracy", "megabytes")
+    legend_below(figure, left, right)
     return figure
 
 

@@ -21,6 +21,7 @@ from paceline.lab.plotting import new_figure
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.watch.figure_style import WIDTH, describe_bars, draw_stacked_bars, legend_below
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,20 +64,17 @@ def _pace(entrant: Entrant, cycles: int) -> dict[str, float | str]:
 
 def draw(tables: Tables) -> "Figure":
     """Draw the gradients that count per second, and the time to the target."""
-    figure = new_figure(11, 4.2)
+    figure = new_figure(WIDTH, 4.6, f"{WORKERS} workers, half of them twice as slow")
     left, right = figure.subplots(1, 2)
-    pace = tables["pace"][::-1]
-    positions = range(len(pace))
+    pace = tables["pace"]
     slow = [float(row["gradients_per_s"]) * float(row["from_slow"]) for row in pace]
     every = [float(row["gradients_per_s"]) for row in pace]
     fast = [a - s for a, s in zip(every, slow, strict=True)]
-    left.barh(positions, fast, color="C0", alpha=0.7, label="from fast workers")
-    left.barh(positions, slow, left=fast, color="C1", alpha=0.7, label="from slow workers")
-    left.set_yticks(positions, [str(row["rule"]) for row in pace])
-    left.set(xlabel="gradients that count, per second")
-    left.legend(frameon=False)
-    left.grid(alpha=0.3, axis="x")
-    draw_bars(right, tables["race"])
+    parts = {"from fast workers": fast, "from slow workers": slow}
+    draw_stacked_bars(left, [str(row["rule"]) for row in pace], parts)
+    describe_bars(left, "Gradients used in updates", "gradients per second")
+    draw_bars(right, tables["race"], "Time to the target")
+    legend_below(figure, left, right)
     return figure
 
 

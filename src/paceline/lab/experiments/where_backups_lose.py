@@ -38,8 +38,17 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.schema import Gradient
+from paceline.watch.figure_style import (
+    LEGEND,
+    WIDTH,
+    describe_bars,
+    legend_below,
+    rule_colour,
+    split_style,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["LOSING"]
@@ -192,28 +201,34 @@ def _most_tries(gradients: Sequence[Gradient]) -> int:
 
 def draw(tables: Tables) -> "Figure":
     """Draw four races, and the accuracy on the reserved digits."""
-    figure = new_figure(14, 7)
-    *races, right, rest = figure.subplots(2, 3).flat
-    rest.set_axis_off()
+    figure = new_figure(WIDTH, 10, f"Where backup workers lose, {WORKERS} workers")
+    panels = figure.subplot_mosaic([["majority", "mild"], ["small", "large"], ["own", "own"]])
     titles = {
-        "majority": "12 of 16 workers x3",
-        "mild": "12 of 16 workers x1.5",
-        "small": f"the same, {SMALL_BATCH} images per gradient",
-        "large": "all workers equally fast",
+        "majority": "12 of 16 workers 3 times slower",
+        "mild": "12 of 16 workers 1.5 times slower",
+        "small": f"The same, {SMALL_BATCH} images per gradient",
+        "large": "All workers are equally fast",
     }
-    for axes, (name, title) in zip(races, titles.items(), strict=True):
-        draw_bars(axes, tables[name])
-        axes.set_title(title)
-    rows = tables["own_data"]
-    rules = list(dict.fromkeys(str(row["rule"]) for row in rows))[::-1]
-    for shift, name, label in ((0.2, "others", "other digits"), (-0.2, "reserved", "8 and 9")):
-        values = [100 * fmean(column(rows, name, rule=rule)) for rule in rules]
-        positions = [position + shift for position in range(len(rules))]
-        right.barh(positions, values, height=0.38, alpha=0.7, label=label)
-    right.set_yticks(range(len(rules)), [rule.replace(", ", ",\n") for rule in rules])
-    right.set(xlabel="accuracy (%)", title="8 and 9 only on four slow workers", xlim=(0, 100))
-    rest.legend(*right.get_legend_handles_labels(), frameon=False, loc="upper left")
+    for name, title in titles.items():
+        draw_bars(panels[name], tables[name], title)
+    _draw_own_data(panels["own"], tables["own_data"])
+    legend_below(figure, panels["large"], panels["own"])
     return figure
+
+
+def _draw_own_data(axes: "Axes", rows: Rows) -> None:
+    rules = list(dict.fromkeys(str(row["rule"]) for row in rows))
+    for part, (name, label) in enumerate((("others", "other digits"), ("reserved", "8 and 9"))):
+        for row, rule in enumerate(rules):
+            value = 100 * fmean(column(rows, name, rule=rule))
+            style = split_style(rule_colour(rule), 1 - part)
+            axes.barh(row - 0.2 + 0.4 * part, value, height=0.36, **style)
+        axes.barh(-1, 0, label=label, **split_style(LEGEND, 1 - part))
+    axes.set_yticks(range(len(rules)), [rule.replace(", ", ",\n") for rule in rules])
+    axes.set_ylim(len(rules) - 0.4, -0.6)
+    title = "Only four slow workers hold the digits 8 and 9"
+    describe_bars(axes, title, "accuracy on test images (%)")
+    axes.set_xlim(0, 100)
 
 
 def describe(tables: Tables) -> str:
