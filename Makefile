@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 
 # Eight workers: one is always slow, and each is slow now and then.
 DEMO := paceline compare --workers 8 --epochs 11 --target "accuracy>=0.95" \
-	--slow "80ms + exp:5ms + 5% exp:400ms; worker 7 x2" --out demo-out examples/digits.py
+	--latency "80ms + exp:5ms + 5% exp:400ms; worker 7 x2" --out demo-out examples/digits.py
 
 demo: $(READY)   ## train with stragglers under five rules and compare them (two minutes)
 	@rm -rf demo-out

@@ -113,7 +113,7 @@ def overhead_of_many(workers: int, waits_s: float, steps: int, forkserver: ForkS
         spec = RunSpec(workers=workers, steps=steps)
         settings = Settings(
             spec=spec,
-            slow=f"{waits_s}s",
+            latency=f"{waits_s}s",
             script=str(HERE / "paced.py"),
             arguments=("tiny", str(Path(folder, "times"))),
         )

@@ -42,7 +42,7 @@ def measured(policy: str, spec: RunSpec, forkserver: ForkServer) -> Trace:
         settings = Settings(
             spec=spec,
             policy=policy,
-            slow=LATENCY,
+            latency=LATENCY,
             script=str(HERE / "paced.py"),
             arguments=("tiny", str(Path(folder, "times"))),
         )

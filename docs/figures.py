@@ -102,7 +102,7 @@ def record_timeline() -> None:
         with tempfile.TemporaryDirectory() as folder:
             words = f"-m paceline run -w 4 --steps 13 --seed 6 --checkpoint-every 0 -p {rule}"
             script = Path(__file__).parents[1] / "examples" / "digits.py"
-            options = ["--slow", TIMELINE_SLOW, "--run-dir", folder, str(script)]
+            options = ["--latency", TIMELINE_SLOW, "--out", folder, str(script)]
             subprocess.run([sys.executable, *words.split(), *options], check=True)
             (TIMELINE / name).write_bytes(Path(folder, "trace.jsonl").read_bytes())
 

@@ -12,8 +12,8 @@ from paceline.errors import InternalError, PacelineError, PeerLost, ProtocolErro
 # ---- help ----
 
 OPTIONS = {
-    "simulate": "--policy --workers --latency --steps --until --replay --network --faults --late "
-    "--batch --min-workers --seed --save --plot --json",
+    "simulate": "--policy --workers --latency --steps --until --trace --network --faults --late "
+    "--batch --min-workers --seed --out --plot --json",
     "plan": "--workers --latency --trace --noise-scale --updates-table --updates --policies "
     "--network --faults --late --batch --seed --plot --json",
     "trace check": "--json",
@@ -65,7 +65,7 @@ def test_call_without_a_verb_prints_help_and_fails(words: tuple[str, ...], call:
         (["simulate", "--colour", "red"], "--colour"),
         (["plan", "--workers", "2.5"], "--workers"),
         (["plan", "surplus"], "surplus"),
-        (["trace", "check"], "file"),
+        (["trace", "check"], "trace"),
         (["trace", "eat"], "eat"),
         (["dance"], "dance"),
     ],

@@ -170,7 +170,7 @@ def test_report_in_the_readme_has_the_current_wording() -> None:
     words = shlex.split(command, comments=True)
     given = {name: words[words.index(name) + 1] for name in words if name.startswith("--")}
     spec = RunSpec(workers=int(given["--workers"]), steps=int(given["--steps"]))
-    trace = simulate(given["--policy"], Cluster.parse(given["--slow"]), spec)
+    trace = simulate(given["--policy"], Cluster.parse(given["--latency"]), spec)
     report = _masked("\n".join(report_lines(trace, Path("runs/digits-1/trace.jsonl"))))
     prose = "\n".join("..." if "  " in line else line for line in output)  # tables have two spaces
     sentences = [_masked(part) for part in prose.split("...") if part.strip()]

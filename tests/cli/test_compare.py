@@ -53,7 +53,7 @@ def table(out):
 
 def test_each_rule_has_a_row_a_folder_and_a_section_of_the_report(compared, tmp_path):
     out_dir = tmp_path / "out"
-    words = ("-w", 2, "--epochs", 2, "--slow", "2ms", "--target", "loss<=1e9", "--out", out_dir)
+    words = ("-w", 2, "--epochs", 2, "--latency", "2ms", "--target", "loss<=1e9", "--out", out_dir)
     code, out, err = compared(
         *words, "-p", "sync", "-p", "backup:1", "-p", "softsync:2,lr=constant"
     )
@@ -142,7 +142,7 @@ def test_different_numbers_of_samples_give_a_warning(compared):
 
 def test_rule_without_a_prediction_keeps_the_columns(compared):
     """Under sync there is only one update, so no time between updates."""
-    words = ("-w", 2, "-p", "sync", "-p", "async", "--slow", "exp:2ms", "--target", "loss<=1e9")
+    words = ("-w", 2, "-p", "sync", "-p", "async", "--latency", "exp:2ms", "--target", "loss<=1e9")
     code, out, err = compared(*words, "--samples", 8)
     assert code == 0, err
     header, sync, asynchronous = table(out)

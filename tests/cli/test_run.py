@@ -19,14 +19,14 @@ QUIET = "def trouble(run): pass\n"
             "training script.py with 2 workers under backup:1; folder run",
         ),
         (
-            ("-w", 1, "--slow", "0.002"),
+            ("-w", 1, "--latency", "0.002"),
             "training script.py with 1 worker under sync, at least 2ms per gradient; folder run",
         ),
     ],
 )
 def test_first_line_says_what_is_run(call, script, options, line):
     script(TRAINING + QUIET + LOOP)
-    words = ("--steps", 2, "--run-dir", "run", "script.py", ".")
+    words = ("--steps", 2, "--out", "run", "script.py", ".")
     code, _, err = call("run", *options, *words)
     assert code == 0, err
     assert err.splitlines()[0] == line
@@ -36,7 +36,7 @@ def test_first_line_says_what_is_run(call, script, options, line):
     ("given", "to_script", "hint"),
     [
         (["-w", 1], ["--lr", "0.1"], ""),
-        (["-w", 1], ["--seed=4", "--slow", "1s", "--seed", "3"], "--seed and --slow"),
+        (["-w", 1], ["--seed=4", "--latency", "1s", "--seed", "3"], "--seed and --latency"),
         (
             ["-w", 1],
             ["--workers", "8"],

@@ -115,7 +115,7 @@ def test_simulate_draws_a_figure(call: Call) -> None:
 
 
 def test_trace_of_a_long_run_is_read_in_full(call: Call) -> None:
-    call("simulate", "-w", "5", "--steps", "400", *LATENCY, "-p", "sync", "--save", "run.jsonl")
+    call("simulate", "-w", "5", "--steps", "400", *LATENCY, "-p", "sync", "--out", "run.jsonl")
     trace = read_trace("run.jsonl")
     assert sum(1 for _ in trace.updates()) == 400
     assert sum(1 for _ in trace.gradients()) == 2000
@@ -169,15 +169,15 @@ def test_zero_computation_time_can_be_simulated() -> None:
 @pytest.mark.parametrize("latency", ["50ms", "50ms + 10% exp:300ms", "exp:20ms; worker 1 x3"])
 def test_sync_run_replayed_under_sync_takes_exactly_the_same_time(latency: str, call: Call) -> None:
     words = ("simulate", "-p", "sync", "--json", "--steps", "40")
-    result = call(*words, "-w", "4", "-l", latency, "--save", "run.jsonl", "--seed", "6").json
-    replayed = call(*words, "--replay", "run.jsonl").json
+    result = call(*words, "-w", "4", "-l", latency, "--out", "run.jsonl", "--seed", "6").json
+    replayed = call(*words, "--trace", "run.jsonl").json
     assert replayed[0]["seconds"] == result[0]["seconds"]
     assert replayed == result
 
 
 def test_replay_of_a_sync_run_uses_only_recorded_times(call: Call) -> None:
-    call("simulate", *SMALL, "-p", "sync", "--save", "run.jsonl")
-    answer = call("simulate", "-p", "backup:1", "--steps", "20", "--replay", "run.jsonl")
+    call("simulate", *SMALL, "-p", "sync", "--out", "run.jsonl")
+    answer = call("simulate", "-p", "backup:1", "--steps", "20", "--trace", "run.jsonl")
     assert answer.code == 0
     assert "all 60 computation times are as recorded" in answer.words
 
@@ -185,7 +185,7 @@ def test_replay_of_a_sync_run_uses_only_recorded_times(call: Call) -> None:
 def test_replay_says_how_many_times_were_cut_short(recorded: Trace, call: Call) -> None:
     cut = sum(g.fate == "cancelled" for g in recorded.gradients())
     total = sum(1 for _ in recorded.gradients())
-    answer = call("simulate", "-p", "sync", "--steps", "20", "--replay", "run.jsonl")
+    answer = call("simulate", "-p", "sync", "--steps", "20", "--trace", "run.jsonl")
     assert answer.code == 0
     assert f"{cut} of {total} computation times were cut short" in answer.words
     assert "cut short by cancellation" in answer.words
@@ -223,18 +223,18 @@ WRONG = {
     "an invalid fault": ("simulate --faults 'eat 3'", 2, "eat 3"),
     "a fault of a missing worker": ("simulate -w 3 --faults 'kill 3 at 1s'", 2, "kill 3"),
     "a fault before the start": ("simulate --faults 'kill 0 at -1s'", 2, "-1s"),
-    "a trace of several rules": ("simulate --save x.jsonl -p sync -p async", 2, "--save"),
-    "a trace of all default rules": ("simulate --save x.jsonl", 2, "--save"),
-    "a trace in a missing folder": ("simulate -p sync --save no/x.jsonl", 3, "no/x.jsonl"),
-    "a trace in a file": ("simulate -p sync --save empty/x.jsonl", 3, "empty/x.jsonl"),
-    "a trace that is a directory": ("simulate -p sync --save .", 3, "cannot write ."),
+    "a trace of several rules": ("simulate --out x.jsonl -p sync -p async", 2, "--out"),
+    "a trace of all default rules": ("simulate --out x.jsonl", 2, "--out"),
+    "a trace in a missing folder": ("simulate -p sync --out no/x.jsonl", 3, "no/x.jsonl"),
+    "a trace in a file": ("simulate -p sync --out empty/x.jsonl", 3, "empty/x.jsonl"),
+    "a trace that is a directory": ("simulate -p sync --out .", 3, "cannot write ."),
     "a figure of an unknown kind": ("simulate -p sync --plot x.xyz", 2, "x.xyz"),
     "a figure without an extension": ("simulate -p sync --plot figure", 2, "figure"),
     "a figure in a missing directory": ("simulate -p sync --plot no/x.png", 2, "no/x.png"),
-    "a missing trace to replay": ("simulate --replay missing", 3, "missing"),
-    "an empty trace to replay": ("simulate --replay empty", 3, "empty"),
-    "text instead of a trace to replay": ("simulate --replay words", 3, "words:1"),
-    "a trace to replay with only a header": ("simulate --replay header", 3, "gradient"),
+    "a missing trace to replay": ("simulate --trace missing", 3, "missing"),
+    "an empty trace to replay": ("simulate --trace empty", 3, "empty"),
+    "text instead of a trace to replay": ("simulate --trace words", 3, "words:1"),
+    "a trace to replay with only a header": ("simulate --trace header", 3, "gradient"),
     "a missing trace as latency": ("simulate -l trace:missing", 3, "missing"),
 }
 

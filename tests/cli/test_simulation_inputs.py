@@ -24,7 +24,7 @@ def test_latency_can_be_a_recorded_run(call: Call) -> None:
     "words",
     [
         ("plan", "--trace"),
-        ("simulate", "-p", "sync", "--steps", "9", "--replay"),
+        ("simulate", "-p", "sync", "--steps", "9", "--trace"),
         ("simulate", "-w", "3", "-p", "sync", "--steps", "9", "--latency"),
     ],
     ids=["plan", "replay", "latency"],

@@ -17,7 +17,7 @@ RULES = ["sync", "backup:1", "batchsync:4", "deadline", "async", "softsync:2", "
 
 @pytest.mark.parametrize("rule", RULES)
 def test_saved_trace_is_consistent(rule: str, call: Call) -> None:
-    assert call("simulate", *SMALL, "-p", rule, "--save", "run.jsonl").code == 0
+    assert call("simulate", *SMALL, "-p", rule, "--out", "run.jsonl").code == 0
     answer = call("trace", "check", "run.jsonl")
     assert (answer.code, answer.err) == (0, "")
     assert f"run.jsonl is consistent: sim of {rule}, 3 workers, 20 updates in " in answer.words
@@ -25,7 +25,7 @@ def test_saved_trace_is_consistent(rule: str, call: Call) -> None:
 
 
 def test_trace_check_json_equals_the_summary_of_simulate(call: Call) -> None:
-    result = call("simulate", *SMALL, "-p", "backup:1", "--save", "run.jsonl", "--json")
+    result = call("simulate", *SMALL, "-p", "backup:1", "--out", "run.jsonl", "--json")
     assert call("trace", "check", "run.jsonl", "--json").json == result.json[0]
 
 

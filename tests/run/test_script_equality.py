@@ -176,8 +176,8 @@ keep(run, weights=weights)
 
 def test_run_repeats_bit_for_bit_whatever_the_order_of_large_gradients(launch):
     """In one run the first worker arrives last, in the other the last one does."""
-    slow = ["1ms; worker 0 x20", "1ms; worker 1 x20; worker 2 x40"]
-    runs = [launch(LARGE, workers=3, steps=4, slow=one) for one in slow]
+    latencies = ["1ms; worker 0 x20", "1ms; worker 1 x20; worker 2 x40"]
+    runs = [launch(LARGE, workers=3, steps=4, latency=one) for one in latencies]
     assert [ran.code for ran in runs] == [0, 0]
     first, second = (ran.kept[0]["weights"] for ran in runs)
     assert torch.equal(first, second)

@@ -150,8 +150,8 @@ def test_script_that_calls_next_ends_with_the_run(launch, source):
 
 def test_script_that_calls_next_gets_a_batch_after_it_has_missed_epochs(launch):
     source = NEXT.replace("TURNS", "4 if run.is_first else 100_000")
-    slow = "3ms; worker 0 x50"
-    ran = launch(source, steps=None, slow=slow, policy="async")
+    latency = "3ms; worker 0 x50"
+    ran = launch(source, steps=None, latency=latency, policy="async")
     assert ran.code == 0, ran.err
     assert "Traceback" not in ran.err
     assert sum(gradient.worker == 0 for gradient in ran.trace.gradients()) == 4
@@ -368,7 +368,7 @@ while not run.finished:
 
 def test_delay_for_an_unknown_worker_is_refused():
     with pytest.raises(SpecError, match="names worker 9; the workers are 0 to 1"):
-        Settings(spec=RunSpec(workers=2), slow="10ms; worker 9 x2")
+        Settings(spec=RunSpec(workers=2), latency="10ms; worker 9 x2")
 
 
 def test_processes_have_distinct_names(launch):

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.renamed_options import VerbCommand
 from paceline.cli.shared_options import accepts
 from paceline.cli.verb_options import (
     CompareOptions,
@@ -80,7 +81,7 @@ def paceline(
     """Data-parallel training for PyTorch that doesn't wait for stragglers."""
 
 
-@app.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+@app.command(cls=VerbCommand, epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 @accepts(RunOptions)
 def run(options: RunOptions) -> None:
     """Train: run a script with several workers on this machine.
@@ -92,21 +93,22 @@ def run(options: RunOptions) -> None:
     _load("run").run(options, _load)
 
 
-@app.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+@app.command(cls=VerbCommand, epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 @accepts(CompareOptions)
 def compare(options: CompareOptions) -> None:
     """Train a script under several rules, one after the other, and compare them.
 
     Prints a table (updates per second, staleness, dropped gradients, time to a target) and writes
     figures and a report. Use --samples or --epochs, so that every rule trains on the same number of
-    samples. With --slow the table also has what the simulator predicts. Example: paceline compare
-    -w 8 --epochs 10 --slow "50ms + 5% exp:500ms; worker 7 x2" --target "accuracy>=0.95" train.py
+    samples. With --latency the table also has what the simulator predicts. Example: paceline
+    compare -w 8 --epochs 10 -l "50ms + 5% exp:500ms; worker 7 x2" --target "accuracy>=0.95"
+    train.py
     """
     _require_matplotlib("paceline compare")
     _load("compare").run(options, _load)
 
 
-@app.command(epilog=EPILOG)
+@app.command(cls=VerbCommand, epilog=EPILOG)
 @accepts(PlanOptions)
 def plan(options: PlanOptions) -> None:
     """Choose the number of backup workers before you train.
@@ -120,7 +122,7 @@ def plan(options: PlanOptions) -> None:
     _load("plan").run(options)
 
 
-@app.command(epilog=EPILOG)
+@app.command(cls=VerbCommand, epilog=EPILOG)
 @accepts(SimulateOptions)
 def simulate(options: SimulateOptions) -> None:
     """Simulate one or several rules on a virtual clock.
@@ -133,7 +135,7 @@ def simulate(options: SimulateOptions) -> None:
     _load("simulate").run(options)
 
 
-@trace_app.command("show", epilog=EPILOG)
+@trace_app.command("show", cls=VerbCommand, epilog=EPILOG)
 @accepts(TraceShowOptions)
 def trace_show(options: TraceShowOptions) -> None:
     """Describe a run in words: its progress, its stragglers, the time spent waiting, the best b.
@@ -141,23 +143,23 @@ def trace_show(options: TraceShowOptions) -> None:
     Works on the trace of a real or a simulated run, even while it is in progress. Example:
     paceline trace show runs/train-1
     """
-    _load("trace").show(options.file)
+    _load("trace").show(options.trace)
 
 
-@trace_app.command("check", epilog=EPILOG)
+@trace_app.command("check", cls=VerbCommand, epilog=EPILOG)
 @accepts(TraceCheckOptions)
 def trace_check(options: TraceCheckOptions) -> None:
     """Replay a trace through its own rule and check that it is consistent."""
-    _load("trace").check(options.file, options.as_json)
+    _load("trace").check(options.trace, options.as_json)
 
 
-@lab_app.command("list", epilog=EPILOG)
+@lab_app.command("list", cls=VerbCommand, epilog=EPILOG)
 def lab_list() -> None:
     """List the experiments and the question that each one answers."""
     _load("lab").list_experiments()
 
 
-@lab_app.command("run", epilog=EPILOG)
+@lab_app.command("run", cls=VerbCommand, epilog=EPILOG)
 @accepts(LabRunOptions)
 def lab_run(options: LabRunOptions) -> None:
     """Run experiments: each writes tables, a figure and a paragraph that explains the result.
@@ -169,7 +171,7 @@ def lab_run(options: LabRunOptions) -> None:
     _load("lab").run(options)
 
 
-@lab_app.command("figures", epilog=EPILOG)
+@lab_app.command("figures", cls=VerbCommand, epilog=EPILOG)
 @accepts(LabFiguresOptions)
 def lab_figures(options: LabFiguresOptions) -> None:
     """Redraw figures and rewrite paragraphs from the existing tables."""

@@ -170,11 +170,11 @@ def _result(settings: Settings, folder: Path) -> Result | None:
 def _predicted(settings: Settings, trace: Trace) -> float | None:
     """Return the step time that the simulator predicts for the same delays and seed."""
     updates = len(list(trace.updates()))
-    if not settings.slow or updates < 2:
+    if not settings.latency or updates < 2:
         return None
     spec = settings.spec
     spec = RunSpec(workers=spec.workers, steps=updates, late=spec.late, seed=spec.seed)
-    found = step_s(simulate(parse_policy(settings.policy), Cluster.parse(settings.slow), spec))
+    found = step_s(simulate(parse_policy(settings.policy), Cluster.parse(settings.latency), spec))
     return found or None  # without any delay there is nothing to predict
 
 
@@ -193,8 +193,8 @@ def _show(comparison: Comparison) -> None:
     columns, rows = _table(results, goal)
     header = results[0].trace.header
     title = f"{header.workers} workers"
-    slow = Settings.read(results[0].folder / "spec.json").slow
-    title += f", {slow}" if slow else ""
+    latency = Settings.read(results[0].folder / "spec.json").latency
+    title += f", {latency}" if latency else ""
     traces = [result.trace for result in results]
     draw_comparison(traces, folder / "rules.png")
     figures = ["rules.png"]

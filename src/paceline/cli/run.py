@@ -28,7 +28,7 @@ __all__ = ["Load", "launch", "new_settings", "run"]
 ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
 SPEC_OPTIONS = frozenset({"workers", "steps", "samples", "min_workers", "late", "seed"})
 PLAIN_OPTIONS = frozenset(
-    {"epochs", "ema", "clip_norm", "slow", "requeue", "restart", "checkpoint_every", "output"}
+    {"epochs", "ema", "clip_norm", "latency", "requeue", "restart", "checkpoint_every", "show"}
 )
 
 Load = Callable[[str], Any]
@@ -40,7 +40,7 @@ def run(options: RunOptions, load: Load) -> None:
     is_resumed = options.resume is not None
     if options.resume is None:
         settings = _new_run_settings(options)
-        run_dir = new_run_dir(options.run_dir, Path(settings.script))
+        run_dir = new_run_dir(options.out, Path(settings.script))
     else:
         run_dir = options.resume
         settings = _resumed_settings(run_dir, options)
@@ -77,7 +77,7 @@ def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
         epochs=options.epochs,
         ema=options.ema,
         clip_norm=options.clip_norm,
-        slow=options.slow,
+        latency=options.latency,
         requeue=options.requeue,
     )
 
@@ -91,15 +91,15 @@ def _new_run_settings(options: RunOptions) -> Settings:
         patience_s=parse_seconds(options.patience, "patience"),
         restart=options.restart,
         checkpoint_every=options.checkpoint_every,
-        output=options.output,
+        show=options.show,
     )
 
 
 def _resumed_settings(run_dir: Path, options: RunOptions) -> Settings:
     """Return the settings that the run had, changed by the options on the command line."""
     given = options.given
-    if "run_dir" in given:
-        raise SpecError("give --resume or --run-dir, not both: a resumed run keeps its folder")
+    if "out" in given:
+        raise SpecError("give --resume or --out, not both: a resumed run keeps its folder")
     if not (run_dir / "spec.json").is_file():
         raise SpecError(
             f"there is no run in {run_dir}: it has no spec.json; give --resume the folder of a "
@@ -195,9 +195,9 @@ def _first_line(settings: Settings, run_dir: Path, is_resumed: bool) -> str:
     workers = plural(settings.spec.workers, "worker")
     verb = "continuing" if is_resumed else "training"
     # Print the delay as it was understood: it shows a unit that was forgotten.
-    slow = f", at least {parse_latency(settings.slow)} per gradient" if settings.slow else ""
+    delays = f", at least {parse_latency(settings.latency)} per gradient" if settings.latency else ""
     return (
-        f"{verb} {settings.script} with {workers} under {settings.policy}{slow}; folder {run_dir}"
+        f"{verb} {settings.script} with {workers} under {settings.policy}{delays}; folder {run_dir}"
     )
 
 

@@ -28,12 +28,12 @@ __all__ = [
     "MinWorkers",
     "Network",
     "Plot",
+    "RealLatency",
     "RealSeed",
     "RealWorkers",
     "Requeue",
     "Samples",
     "Seed",
-    "Slow",
     "TraceFile",
     "Workers",
     "accepts",
@@ -68,7 +68,7 @@ RULES = (
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", "-w", help="Number of workers. [default: 8, or as many as the trace has]"
+        "--workers", "-w", help="Number of workers. [default: 4, or as many as the trace has]"
     ),
 ]
 Latency = Annotated[
@@ -143,11 +143,13 @@ Ema = Annotated[
 ClipNorm = Annotated[
     float | None, typer.Option(help="Clip the averaged gradient of each update to this norm.")
 ]
-Slow = Annotated[
+RealLatency = Annotated[
     str,
     typer.Option(
+        "--latency",
+        "-l",
         help="Inject delays: each gradient takes at least this long, e.g. "
-        "'50ms + 5% exp:500ms; worker 3 x2'. See --latency of paceline simulate."
+        "'50ms + 5% exp:500ms; worker 3 x2'. paceline simulate --help explains the format.",
     ),
 ]
 Experiments = Annotated[

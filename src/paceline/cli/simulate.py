@@ -36,15 +36,15 @@ def run(options: SimulateOptions) -> None:
     """Simulate each rule, print the comparison, write the requested files."""
     inputs = _read_inputs(options)
     policies = options.policy or _default_policies(inputs.spec.workers)
-    if options.save is not None and len(policies) > 1:
+    if options.out is not None and len(policies) > 1:
         raise SpecError(
-            f"--save writes the trace of one rule, but there are {len(policies)}; give one --policy"
+            f"--out writes the trace of one rule, but there are {len(policies)}; give one --policy"
         )
     check_ending(options.plot)
     until = parse_seconds(options.until, "--until") if options.until else None
     traces = [_simulate(each, inputs, until) for each in policies]
-    if options.save is not None:
-        write_trace(traces[0], options.save)
+    if options.out is not None:
+        write_trace(traces[0], options.out)
     moved = [trace for trace in traces if any(trace.updates())]
     if options.plot is not None and moved:
         draw_comparison(moved, options.plot)
@@ -61,7 +61,7 @@ def run(options: SimulateOptions) -> None:
 
 
 def _read_inputs(options: SimulateOptions) -> Inputs:
-    inputs = read_inputs(options, options.replay, in_order=True)
+    inputs = read_inputs(options, options.trace, in_order=True)
     steps = DEFAULT_STEPS if options.steps is None and not options.until else options.steps
     spec = replace(inputs.spec, steps=steps, min_workers=options.min_workers)
     return replace(inputs, spec=spec)

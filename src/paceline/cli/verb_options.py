@@ -25,12 +25,12 @@ from paceline.cli.shared_options import (
     MinWorkers,
     Network,
     Plot,
+    RealLatency,
     RealSeed,
     RealWorkers,
     Requeue,
     Samples,
     Seed,
-    Slow,
     TraceFile,
     Workers,
 )
@@ -69,7 +69,7 @@ class SimulateOptions:
         str,
         typer.Option(help="Stop at this virtual time, e.g. 10m, after the current update."),
     ] = ""
-    replay: Annotated[
+    trace: Annotated[
         Path | None,
         typer.Option(
             help="Ask 'what if': take the computation times of this recorded run, given by its "
@@ -82,8 +82,8 @@ class SimulateOptions:
     batch: Annotated[int, typer.Option(help="Samples in a gradient.")] = 32
     min_workers: MinWorkers = 1
     seed: Seed = 0
-    save: Annotated[
-        Path | None, typer.Option(help="Save the trace in this file. Needs a single --policy.")
+    out: Annotated[
+        Path | None, typer.Option(help="The file for the trace. Needs a single --policy.")
     ] = None
     plot: Plot = None
     as_json: AsJson = False
@@ -154,7 +154,7 @@ class RunOptions:
     requeue: Requeue = True
     ema: Ema = None
     clip_norm: ClipNorm = None
-    slow: Slow = ""
+    latency: RealLatency = ""
     min_workers: MinWorkers = 1
     patience: Annotated[
         str, typer.Option(help="End a run that has been paused for this long: seconds, or '10m'.")
@@ -173,7 +173,7 @@ class RunOptions:
             "never."
         ),
     ] = "60s"
-    output: Annotated[
+    show: Annotated[
         Literal["first", "all"],
         typer.Option(
             help="Whose output to show: that of the server and worker 0, or that of all workers. "
@@ -181,8 +181,8 @@ class RunOptions:
         ),
     ] = "first"
     seed: RealSeed = 0
-    run_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the run. [default: runs/SCRIPT-NUMBER]")
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for all results. [default: runs/SCRIPT-NUMBER]")
     ] = None
     resume: Annotated[
         Path | None,
@@ -220,7 +220,7 @@ class CompareOptions:
             "softsync:W/2 and async, as far as W workers allow]",
         ),
     ] = None
-    workers: RealWorkers = 8
+    workers: RealWorkers = 4
     steps: Annotated[
         int | None,
         typer.Option(
@@ -235,7 +235,7 @@ class CompareOptions:
     requeue: Requeue = True
     ema: Ema = None
     clip_norm: ClipNorm = None
-    slow: Slow = ""
+    latency: RealLatency = ""
     target: Annotated[
         str,
         typer.Option(
@@ -253,14 +253,14 @@ class CompareOptions:
 class TraceShowOptions:
     """The options of `paceline trace show`."""
 
-    file: TraceFile
+    trace: TraceFile
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceCheckOptions:
     """The options of `paceline trace check`."""
 
-    file: TraceFile
+    trace: TraceFile
     as_json: AsJson = False
 
 

@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     clip_norm: float | None = None
     """Clip the averaged gradient of each update to this norm."""
 
-    slow: str = ""
+    latency: str = ""
     """An injected latency: each gradient takes at least this long."""
 
     requeue: bool = True
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     restart: bool = True
     """Whether processes that die are restarted."""
 
-    output: Literal["first", "all"] = "first"
+    show: Literal["first", "all"] = "first"
     """Whose standard output to show: that of the server and worker 0, or that of all processes."""
 
     progress: bool = True
@@ -84,8 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         parse_policy(self.policy).validate(self.spec)
-        if self.slow:
-            parse_latency(self.slow).validate(self.spec)
+        if self.latency:
+            parse_latency(self.latency).validate(self.spec)
         if self.spec.seed > LARGEST:
             raise SpecError(f"seed must be at most {LARGEST}, got {self.spec.seed}")
         if self.epochs is not None and not 0 < self.epochs < inf:
@@ -136,4 +136,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         except OSError as error:
             raise SpecError(f"cannot read {path}: {error.strerror}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: {error}") from None
+            hint = (
+                "; the run was started with another release of Paceline, continue it with that one"
+                if "unknown field" in str(error)
+                else ""
+            )
+            raise SpecError(f"{path}: {error}{hint}") from None

@@ -83,8 +83,8 @@ def leftovers(folder: Path, pids: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("victims", ["launcher", "all"])
 def test_killed_run_leaves_nothing_and_can_be_resumed(tmp_path, victims):
-    steps = ("-w", "3", "--steps", str(STEPS), "--checkpoint-every", "5", "--slow", "30ms")
-    new = ("--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
+    steps = ("-w", "3", "--steps", str(STEPS), "--checkpoint-every", "5", "--latency", "30ms")
+    new = ("--out", str(tmp_path / "run"), str(tmp_path / "train.py"))
     killed = StartedRun(tmp_path, *steps, *new)
     killed.wait_for("server    | training")
     saved = tmp_path / "run" / "checkpoints"
@@ -109,8 +109,8 @@ def test_killed_run_leaves_nothing_and_can_be_resumed(tmp_path, victims):
 
 def test_closed_pipe_does_not_stop_the_run(tmp_path):
     """As with `paceline run ... | head -1`, or `| tee` that Ctrl-C stops first."""
-    new = ("--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
-    started = StartedRun(tmp_path, "-w", "2", "--steps", "40", "--slow", "20ms", *new)
+    new = ("--out", str(tmp_path / "run"), str(tmp_path / "train.py"))
+    started = StartedRun(tmp_path, "-w", "2", "--steps", "40", "--latency", "20ms", *new)
     started.wait_for("server    | training")
     started.launcher.stdout.close()
     assert started.launcher.wait(PATIENCE_S) == 0
@@ -126,7 +126,7 @@ def test_closed_stderr_does_not_change_the_exit_code(tmp_path):
     """Nothing is printed to it between the first line and the last ones."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    words = ["run", "-w", "1", "--steps", "3", "--run-dir", str(tmp_path / "run"), str(script)]
+    words = ["run", "-w", "1", "--steps", "3", "--out", str(tmp_path / "run"), str(script)]
     with subprocess.Popen(
         [PACELINE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=BUFFERED
     ) as launcher:
@@ -140,12 +140,12 @@ def test_new_run_starts_while_a_killed_one_is_exiting(tmp_path):
     one.mkdir()
     two.mkdir()
     first = StartedRun(
-        one, "-w", "2", "--steps", "9999", "--run-dir", f"{one}/run", f"{one}/train.py"
+        one, "-w", "2", "--steps", "9999", "--out", f"{one}/run", f"{one}/train.py"
     )
     first.wait_for("server    | training")
     os.kill(first.launcher.pid, signal.SIGKILL)
     second = StartedRun(
-        two, "-w", "2", "--steps", "20", "--run-dir", f"{two}/run", f"{two}/train.py"
+        two, "-w", "2", "--steps", "20", "--out", f"{two}/run", f"{two}/train.py"
     )
     assert "at the end: 20" in second.end()
     first.wait_until_all_exited()

@@ -49,7 +49,7 @@ def resumed(trace):
 def stopped(call, script, tmp_path):
     """Return the output of a run that made two of four updates, in the folder `run`."""
     path = script(EARLY)
-    code, out, err = call("run", "-w", 1, "--steps", 4, "--run-dir", "run", path, tmp_path / "run")
+    code, out, err = call("run", "-w", 1, "--steps", 4, "--out", "run", path, tmp_path / "run")
     assert code == 0, err
     return out
 

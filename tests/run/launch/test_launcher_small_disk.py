@@ -49,7 +49,7 @@ def script(tmp_path):
 
 
 def test_run_needs_no_dev_shm(script, tmp_path):
-    run = f"{PACELINE} run -w 3 -p backup:1 --steps 10 --run-dir {tmp_path}/run {script} 100000"
+    run = f"{PACELINE} run -w 3 -p backup:1 --steps 10 --out {tmp_path}/run {script} 100000"
     ran = in_namespace(f"mount -t tmpfs -o size=64k none /dev/shm\n{run}\ndf -k /dev/shm")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "at the end: 10" in ran.stdout
@@ -60,7 +60,7 @@ def test_full_disk_costs_checkpoints_but_not_the_run(script, tmp_path):
     """There is space for one checkpoint of 650 kB and not for two."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    new = f"{PACELINE} run -w 2 --steps 40 --checkpoint-every 10 --run-dir {disk}/run"
+    new = f"{PACELINE} run -w 2 --steps 40 --checkpoint-every 10 --out {disk}/run"
     ran = in_namespace(
         f"""
         mount -t tmpfs -o size=1m none {disk}

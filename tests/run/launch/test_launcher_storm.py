@@ -40,7 +40,7 @@ def run_with_kills(
     """Run with one kill per second; return the names of the killed processes, and the output."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    command = [PACELINE, "run", *words, "--run-dir", tmp_path / "run", script]
+    command = [PACELINE, "run", *words, "--out", tmp_path / "run", script]
     chance, killed = random.Random(1), []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -79,7 +79,7 @@ def test_killing_workers_for_a_minute_costs_no_update(tmp_path):
         "backup:1",
         "--steps",
         "1500",
-        "--slow",
+        "--latency",
         "45ms",
     ]  # at least 67 seconds
     killed, out = run_with_kills(tmp_path, "paceline-w", 60, words)
@@ -100,7 +100,7 @@ def test_killing_the_server_costs_only_unsaved_updates(tmp_path):
         "sync",
         "--steps",
         "300",
-        "--slow",
+        "--latency",
         "40ms",
         "--checkpoint-every",
         "10",

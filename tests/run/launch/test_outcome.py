@@ -94,7 +94,7 @@ def trouble(run):
 
 def test_command_to_continue_is_printed(call, script):
     source = TRAINING + "def trouble(run):\n    if run.version == 3: sys.exit(0)\n" + LOOP
-    code, _, err = call("run", "-w", 1, "--steps", 9, "--run-dir", "a run", script(source), ".")
+    code, _, err = call("run", "-w", 1, "--steps", 9, "--out", "a run", script(source), ".")
     assert code == 0
     assert "Continue with: paceline run --resume 'a run'" in err.splitlines()
 

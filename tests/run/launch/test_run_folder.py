@@ -43,7 +43,7 @@ print("at", run.version, "in", os.getcwd())
 def stopped(call, script, tmp_path):
     """Return the folder of a run that made two of four updates."""
     path = script(PRINTS)
-    words = ("--steps", 4, "-p", "async", "--run-dir", "run", "--patience", "2m", "--no-restart")
+    words = ("--steps", 4, "-p", "async", "--out", "run", "--patience", "2m", "--no-restart")
     code, _, err = call("run", "-w", 1, *words, path, tmp_path / "run", "--lr", "0.1")
     assert code == 0, err
     return tmp_path / "run"
@@ -90,7 +90,7 @@ def test_resumed_run_keeps_its_settings(stopped, call):
 
 
 def test_command_line_changes_only_given_settings(stopped, call):
-    options = ("-w", 2, "--samples", 9, "--checkpoint-every", "5", "--output", "all")
+    options = ("-w", 2, "--samples", 9, "--checkpoint-every", "5", "--show", "all")
     code, out, err = call("run", "--resume", "run", *options)
     assert code == 0, err
     assert "worker 1  | given ['--lr', '0.1'] workers 2" in out.splitlines()
@@ -118,7 +118,7 @@ def test_named_script_replaces_the_previous_one(stopped, call, tmp_path):
         (["--resume", "broken"], "broken/spec.json: "),
         (["--resume", "nameless"], "does not name the script; add it to the end"),
         (["--resume", "gone"], "there is no script gone.py"),
-        (["--resume", "gone", "--run-dir", "new"], "give --resume or --run-dir"),
+        (["--resume", "gone", "--out", "new"], "give --resume or --out"),
         (["--resume", "gone", "--steps", "1", "--epochs", "1"], "give only one of --steps"),
         (["--resume", "gone", "-w", "0"], "workers must be >= 1, got 0"),
         (["--resume", "gone", "-p", "backup:9"], "b must be smaller than the number of workers"),

@@ -55,7 +55,7 @@ def test_batch_of_a_late_gradient_comes_again(launch, backward, late, requeue):
 
 def test_no_batch_of_a_slow_worker_is_lost(launch):
     source = LOOP.replace("HOLD", "").replace("BACKWARD", "run.backward(loss)")
-    ran = launch(source, steps=30, policy="backup:1", slow="1ms; worker 1 x50", min_workers=2)
+    ran = launch(source, steps=30, policy="backup:1", latency="1ms; worker 1 x50", min_workers=2)
     assert (ran.code, ran.err) == (0, "")
     for kept in ran.kept.values():
         expected = 0

@@ -16,7 +16,7 @@ from paceline.run.worker.connection import CONNECT_TIMEOUT_S, QUIET_S, ServerCon
 
 MODEL = nn.Linear(2, 1)
 SPEC = gather([MODEL], [torch.optim.SGD(MODEL.parameters(), lr=0.1)]).spec
-WELCOME = messages.Welcome(workers=2, slow="", seed=0, requeue=True, averages=False)
+WELCOME = messages.Welcome(workers=2, latency="", seed=0, requeue=True, averages=False)
 
 
 class Servers:

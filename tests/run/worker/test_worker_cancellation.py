@@ -91,8 +91,8 @@ def trouble(run):
     else:
         wait_for("has-work")
 """
-    slow = "1ms; worker 1 x10000"
-    ran = launch(troubled(trouble), workers=2, steps=STEPS, policy="backup:1", slow=slow)
+    latency = "1ms; worker 1 x10000"
+    ran = launch(troubled(trouble), workers=2, steps=STEPS, policy="backup:1", latency=latency)
     assert ran.code == 0, ran.err
     assert counts(ran.trace) == [1] * STEPS
     assert {update.contributors for update in ran.trace.updates()} == {(0,)}
@@ -104,7 +104,7 @@ def trouble(run):
 
 def test_injected_delay_makes_a_gradient_take_at_least_that_long(launch):
     trouble = "def trouble(run): pass"
-    ran = launch(troubled(trouble), workers=2, steps=4, slow="1ms; worker 1 x50")
+    ran = launch(troubled(trouble), workers=2, steps=4, latency="1ms; worker 1 x50")
     assert ran.code == 0, ran.err
     assert all(gradient.compute_s >= 0.05 - ROUNDING_S for gradient in gradients_of(ran.trace, 1))
 

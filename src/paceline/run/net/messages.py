@@ -138,7 +138,7 @@ class Welcome(_Message, tag=5, frozen=True):
     """Accept the worker into the run."""
 
     workers: Count
-    slow: Text  # the latency to inject; "" for none
+    latency: Text  # the latency to inject; "" for none
     seed: Count
     requeue: bool
     averages: bool  # whether the server keeps a moving average of the weights

@@ -115,7 +115,7 @@ class Roster:
         settings = self._settings
         welcome = messages.Welcome(
             workers=settings.spec.workers,
-            slow=settings.slow,
+            latency=settings.latency,
             seed=settings.spec.seed,
             requeue=settings.requeue,
             averages=settings.ema is not None,

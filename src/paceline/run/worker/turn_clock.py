@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How long a turn takes, and how long an injected delay (`--slow`) makes it take."""
+"""How long a turn takes, and how long an injected delay (`--latency`) makes it take."""
 
 from time import monotonic
 
@@ -11,10 +11,10 @@ __all__ = ["TurnClock"]
 class TurnClock:
     """When the current turn began, and when its gradient is due."""
 
-    def __init__(self, slow: str, worker: int, seed: int) -> None:
-        """`slow` describes the latency to inject; "" injects none."""
+    def __init__(self, latency: str, worker: int, seed: int) -> None:
+        """`latency` is the latency to inject; "" injects none."""
         self._joined_at = self._began_at = monotonic()
-        self._delays = parse_latency(slow).stream(worker, seed) if slow else None
+        self._delays = parse_latency(latency).stream(worker, seed) if latency else None
         self._due_at = 0.0
 
     def begin(self, asked_at: float | None) -> None:

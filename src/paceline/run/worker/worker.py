@@ -77,7 +77,7 @@ class Worker:
         self._assignment: messages.Assignment | None = None  # of the current turn; None iff idle
         self._early: messages.Assignment | None = None  # arrived before the last turn was closed
         self._polled_at = 0.0
-        self._clock = TurnClock(self.welcome.slow, self.number, self.welcome.seed)
+        self._clock = TurnClock(self.welcome.latency, self.number, self.welcome.seed)
         self._scalars = LoggedScalars()
         self._checkpoint = 0  # needs our position once the current wait is over; 0: none does
         self._extra_steps = ExtraSteps()
