@@ -84,7 +84,9 @@ RULES = ["sync", "backup:1", "backup:2", "softsync:2", "async", "async:lr=invers
 @pytest.mark.parametrize("policy", [*RULES, "delayed:2", "batchsync:3", "ssp:1"])
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_virtual_training_reproduces_the_weights_of_the_real_run(launch, policy, ema):
-    ran = launch(SCRIPT, workers=WORKERS, steps=STEPS, policy=policy, latency="2ms + exp:3ms", ema=ema)
+    ran = launch(
+        SCRIPT, workers=WORKERS, steps=STEPS, policy=policy, latency="2ms + exp:3ms", ema=ema
+    )
     assert ran.code == 0, ran.err
     recipe = Recipe(RATE, momentum=0.9, ema=ema)
     training = Training(Same(), schedule(ran.trace), recipe)

@@ -18,6 +18,7 @@ from paceline.cli.printing import print_table, table_text
 from paceline.cli.run import Load, launch, new_settings
 from paceline.cli.verb_options import CompareOptions
 from paceline.core.policies import parse_policy
+from paceline.core.policy import Policy
 from paceline.errors import PacelineError, SpecError
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.output import ignoring_closed_stream
@@ -65,7 +66,7 @@ def run(options: CompareOptions, load: Load) -> None:
     """Train the script under each rule and show the results."""
     goal = Target.parse(options.target) if options.target else None
     rules = options.policy or _default_rules(options.workers)
-    _check(rules, options.workers)
+    _check([parse_policy(rule, (options.script.parent, "")) for rule in rules], options.workers)
     arguments = tuple(options.arguments or ())
     all_settings = [
         msgspec.structs.replace(new_settings(options, rule), arguments=arguments) for rule in rules
@@ -89,11 +90,10 @@ def _default_rules(workers: int) -> list[str]:
     return ["sync", *backups, *softsync, "async"]
 
 
-def _check(rules: list[str], workers: int) -> None:
+def _check(policies: list[Policy], workers: int) -> None:
     """Raise SpecError unless every rule is given once and works with this many workers."""
-    policies = [parse_policy(rule) for rule in rules]
     if len(set(policies)) < len(policies):
-        raise SpecError(f"each rule may be given once, got {', '.join(rules)}")
+        raise SpecError(f"each rule may be given once, got {', '.join(map(str, policies))}")
     spec = RunSpec(workers=workers)
     for policy in policies:
         try:
@@ -174,7 +174,7 @@ def _predicted(settings: Settings, trace: Trace) -> float | None:
         return None
     spec = settings.spec
     spec = RunSpec(workers=spec.workers, steps=updates, late=spec.late, seed=spec.seed)
-    found = step_s(simulate(parse_policy(settings.policy), Cluster.parse(settings.latency), spec))
+    found = step_s(simulate(settings.parse_policy(), Cluster.parse(settings.latency), spec))
     return found or None  # without any delay there is nothing to predict
 
 

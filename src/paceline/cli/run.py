@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from paceline.cli.verb_options import CompareOptions, RunOptions
-from paceline.core.policies import parse_policy
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
 from paceline.run.launch.forkserver import ForkServer
@@ -28,7 +27,17 @@ __all__ = ["Load", "launch", "new_settings", "run"]
 ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
 SPEC_OPTIONS = frozenset({"workers", "steps", "samples", "min_workers", "late", "seed"})
 PLAIN_OPTIONS = frozenset(
-    {"epochs", "ema", "clip_norm", "latency", "requeue", "restart", "checkpoint_every", "show"}
+    {
+        "policy",
+        "epochs",
+        "ema",
+        "clip_norm",
+        "latency",
+        "requeue",
+        "restart",
+        "checkpoint_every",
+        "show",
+    }
 )
 
 Load = Callable[[str], Any]
@@ -48,7 +57,7 @@ def run(options: RunOptions, load: Load) -> None:
             return
     if options.script is not None:
         arguments = tuple(options.arguments or ())
-        settings = msgspec.structs.replace(settings, arguments=arguments, folder="")
+        settings = msgspec.structs.replace(settings, arguments=arguments)
         _warn_about_misplaced_options(options)
     sys.exit(_run(settings, run_dir, load, is_resumed))
 
@@ -64,7 +73,7 @@ def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
     if not script.is_file():
         raise SpecError(f"script {script} does not exist")
     _check_ends(options)
-    return Settings(
+    settings = Settings(
         spec=RunSpec(
             workers=options.workers,
             steps=options.steps,
@@ -73,13 +82,19 @@ def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
             seed=options.seed,
         ),
         script=str(script),
-        policy=str(parse_policy(policy)),
+        policy=policy,
         epochs=options.epochs,
         ema=options.ema,
         clip_norm=options.clip_norm,
         latency=options.latency,
         requeue=options.requeue,
     )
+    return _with_short_policy(settings)
+
+
+def _with_short_policy(settings: Settings) -> Settings:
+    """Return the settings with the shortest string of their rule, which the trace has as well."""
+    return msgspec.structs.replace(settings, policy=str(settings.parse_policy()))
 
 
 def _new_run_settings(options: RunOptions) -> Settings:
@@ -111,20 +126,18 @@ def _resumed_settings(run_dir: Path, options: RunOptions) -> Settings:
         given |= ENDS
     changed = _changed(options, given)
     if options.script is not None:
-        changed["script"] = str(options.script)
+        changed |= {"script": str(options.script), "folder": ""}
     elif not before.script:
         raise SpecError(
             f"{run_dir / 'spec.json'} does not name the script; add it to the end of the command"
         )
     spec = asdict(before.spec) | {name: getattr(options, name) for name in SPEC_OPTIONS & given}
-    return msgspec.structs.replace(before, spec=RunSpec(**spec), **changed)
+    return _with_short_policy(msgspec.structs.replace(before, spec=RunSpec(**spec), **changed))
 
 
 def _changed(options: RunOptions, given: Set[str]) -> dict[str, Any]:
     """Return the fields of `Settings`, other than the spec, that these options change."""
     changed = {name: getattr(options, name) for name in PLAIN_OPTIONS & given}
-    if "policy" in given:
-        changed["policy"] = str(parse_policy(options.policy))
     if "patience" in given:
         changed["patience_s"] = parse_seconds(options.patience, "patience")
     return changed
@@ -195,7 +208,9 @@ def _first_line(settings: Settings, run_dir: Path, is_resumed: bool) -> str:
     workers = plural(settings.spec.workers, "worker")
     verb = "continuing" if is_resumed else "training"
     # Print the delay as it was understood: it shows a unit that was forgotten.
-    delays = f", at least {parse_latency(settings.latency)} per gradient" if settings.latency else ""
+    delays = (
+        f", at least {parse_latency(settings.latency)} per gradient" if settings.latency else ""
+    )
     return (
         f"{verb} {settings.script} with {workers} under {settings.policy}{delays}; folder {run_dir}"
     )

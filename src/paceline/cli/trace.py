@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paceline.cli.end_of_run import report_lines
 from paceline.cli.printing import human_seconds, print_json
-from paceline.run.launch.run_folder import is_locked
+from paceline.run.launch.run_folder import is_locked, script_folders
 from paceline.trace.reader import read_trace, trace_file
 from paceline.trace.schema import FINISHED, Trace
 from paceline.watch.audit import audit
@@ -18,7 +18,7 @@ def check(file: Path, as_json: bool) -> None:
     """Check that a trace is consistent, and print what it contains."""
     path = trace_file(file)
     trace = _read(path)
-    audit(trace, str(path))
+    audit(trace, str(path), (*script_folders(path.parent), ""))
     if trace.is_growing and not any(trace.updates()):
         print(f"{path} is consistent so far ({RUNNING}): no update yet.")
         return

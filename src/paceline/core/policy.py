@@ -25,16 +25,18 @@ from paceline.spec import RunSpec
 
 __all__ = ["Policy"]
 
+_OURS = "paceline.core."
+
 
 @dataclass(frozen=True)
 class Policy:
     """Base class of all rules; its answers are those of full synchronous training."""
 
     name: ClassVar[str]
-    """The word that its string starts with."""
+    """The word that the string of a built-in rule starts with; your own rule needs none."""
 
-    form: ClassVar[str]
-    """How users write its string, with an example; shown in help and errors."""
+    form: ClassVar[str] = ""
+    """How users write its string, with an example; shown in errors."""
 
     repeats: ClassVar[bool] = False
     """Whether a worker may count more than once in an update."""
@@ -108,9 +110,30 @@ class Policy:
         del ledger
         return None
 
+    @classmethod
+    def first_words(cls) -> str:
+        """Return what its string starts with: its name, or its module and class if it is yours."""
+        is_ours = cls.__module__.startswith(_OURS)
+        return cls.name if is_ours else f"{cls.__module__}:{cls.__qualname__}"
+
+    @classmethod
+    def written_form(cls) -> str:
+        """Return how to write its string."""
+        if cls.form:
+            return cls.form
+        settings = ",".join(f.name for f in fields(cls) if f.init)
+        return f"{cls.first_words()}:{settings}" if settings else cls.first_words()
+
     def __str__(self) -> str:
         """Return the string that `parse_policy` turns into this policy."""
-        given = [(f, getattr(self, f.name)) for f in fields(self)]
-        parts = [f"{value}" for f, value in given if f.default is MISSING]
-        parts += [f"{f.name}={v}" for f, v in given if f.default is not MISSING and v != f.default]
-        return f"{self.name}:{','.join(parts)}" if parts else self.name
+        given = [(f, getattr(self, f.name)) for f in fields(self) if f.init]
+        plain = [f for f, _ in given if not f.kw_only and f.default is f.default_factory is MISSING]
+        parts = [_text(value) for f, value in given if f in plain]
+        parts += [f"{f.name}={_text(v)}" for f, v in given if f not in plain and v != f.default]
+        words = self.first_words()
+        return f"{words}:{','.join(parts)}" if parts else words
+
+
+def _text(value: Any) -> str:
+    """Return a setting as users write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

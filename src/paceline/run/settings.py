@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from paceline.core.policies import parse_policy
+from paceline.core.policy import Policy
+from paceline.core.policy_import import split_own
 from paceline.errors import SpecError
 from paceline.files import atomic_write
 from paceline.latency import parse_latency
@@ -83,7 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The working directory of the script; "": the current one."""
 
     def __post_init__(self) -> None:
-        parse_policy(self.policy).validate(self.spec)
+        self.parse_policy().validate(self.spec)
         if self.latency:
             parse_latency(self.latency).validate(self.spec)
         if self.spec.seed > LARGEST:
@@ -97,6 +99,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 <= self.patience_s < inf:
             raise SpecError(f"patience must be >= 0 and finite, got {self.patience_s}")
         parse_every(self.checkpoint_every)
+
+    def parse_policy(self) -> Policy:
+        """Return the rule; a user's own is searched next to the script, then in its folder."""
+        own = split_own(self.policy)
+        if own is not None and own[0] == Path(self.script).stem:
+            raise SpecError(
+                f"policy {self.policy!r} must be in a module of its own: importing it from "
+                f"{self.script} would run the script"
+            )
+        return parse_policy(self.policy, (Path(self.script).parent, self.folder))
 
     def with_absolute_paths(self) -> "Settings":
         """Return settings with absolute paths; raise SpecError if a path doesn't exist."""

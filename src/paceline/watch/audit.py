@@ -14,6 +14,7 @@ from paceline.core.decider import NOTHING, Decider
 from paceline.core.events import Event, Finish, StartTimer
 from paceline.core.ledger import Origin
 from paceline.core.policies import parse_policy
+from paceline.core.policy_import import Folders
 from paceline.errors import PacelineError, SpecError, TraceError
 from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import (
@@ -36,11 +37,16 @@ __all__ = ["audit"]
 ROUNDING_S = 1e-6  # tolerance for clocks and sums of times
 
 
-def audit(trace: Trace, name: str = "trace") -> None:
-    """Raise `TraceError`, which names the line, if the trace isn't sound."""
+def audit(trace: Trace, name: str = "trace", folders: Folders = ("",)) -> None:
+    """Raise `TraceError`, which names the line, if the trace isn't sound.
+
+    The module of a user's own rule is searched in these folders.
+    """
     if not trace.records and not trace.is_growing:
         raise TraceError(f"{name} has a header but no records")
-    replay = _Replay(trace.header, f"{name}:1 (the header)")
+    replay = _Replay(
+        trace.header, _decider(trace.header, f"{name}:1 (the header)", NOTHING, folders)
+    )
     batches = BatchAudit()
     for line, record in enumerate(trace.records, start=2):
         place = f"{name}:{line}"
@@ -51,7 +57,9 @@ def audit(trace: Trace, name: str = "trace") -> None:
             if record.t < replay.decider.ledger.now:
                 raise TraceError(f"{place}: time must not go backwards, got {record.t}")
             # The last decisions of the killed server may be missing.
-            replay = _Replay(record.header, place, record.origin())
+            replay = _Replay(
+                record.header, _decider(record.header, place, record.origin(), folders)
+            )
             replay.decider.ledger.now = record.t
         else:
             replay.check(record, place, line)
@@ -61,9 +69,9 @@ def audit(trace: Trace, name: str = "trace") -> None:
         )
 
 
-def _decider(header: Header, place: str, origin: Origin) -> Decider:
+def _decider(header: Header, place: str, origin: Origin, folders: Folders) -> Decider:
     try:
-        return Decider(parse_policy(header.policy), header.spec(), origin)
+        return Decider(parse_policy(header.policy, folders), header.spec(), origin)
     except SpecError as error:
         raise TraceError(f"{place}: {error}") from None
 
@@ -71,8 +79,8 @@ def _decider(header: Header, place: str, origin: Origin) -> Decider:
 class _Replay:
     """Replays a run, or the part of it between two restorations."""
 
-    def __init__(self, header: Header, place: str, origin: Origin = NOTHING) -> None:
-        self.decider = _decider(header, place, origin)
+    def __init__(self, header: Header, decider: Decider) -> None:
+        self.decider = decider
         self._has_weights = header.has_weights
         self.expected: list[Record] = []  # decided, but not yet seen in the trace
         self._end: Ended | None = None

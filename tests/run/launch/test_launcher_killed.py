@@ -139,13 +139,9 @@ def test_new_run_starts_while_a_killed_one_is_exiting(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    first = StartedRun(
-        one, "-w", "2", "--steps", "9999", "--out", f"{one}/run", f"{one}/train.py"
-    )
+    first = StartedRun(one, "-w", "2", "--steps", "9999", "--out", f"{one}/run", f"{one}/train.py")
     first.wait_for("server    | training")
     os.kill(first.launcher.pid, signal.SIGKILL)
-    second = StartedRun(
-        two, "-w", "2", "--steps", "20", "--out", f"{two}/run", f"{two}/train.py"
-    )
+    second = StartedRun(two, "-w", "2", "--steps", "20", "--out", f"{two}/run", f"{two}/train.py")
     assert "at the end: 20" in second.end()
     first.wait_until_all_exited()

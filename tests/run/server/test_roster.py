@@ -62,7 +62,13 @@ def test_admitted_worker_is_a_member_and_is_welcomed(lobby):
     assert lobby.roster.member(peer.end) is lobby.roster.find(peer.end) is peer
     assert lobby.roster.members == lobby.roster.active == [peer]
     assert worker_end.receive() == messages.Welcome(
-        workers=3, latency="50ms", seed=5, requeue=False, averages=True, saves=True, position=b"here"
+        workers=3,
+        latency="50ms",
+        seed=5,
+        requeue=False,
+        averages=True,
+        saves=True,
+        position=b"here",
     )
     assert worker_end.open_slot().slot.parameters[0][0].shape == (2, 3)
 

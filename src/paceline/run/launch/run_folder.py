@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from paceline.errors import SpecError
 from paceline.run.launch.environment import Identity
 from paceline.run.net.handshake import new_token
@@ -27,6 +29,7 @@ __all__ = [
     "lock",
     "mark_finished",
     "new_run_dir",
+    "script_folders",
     "settings_of",
     "write_run_files",
 ]
@@ -119,6 +122,25 @@ def settings_of(run_dir: Path) -> Settings:
             if newer.exists():  # otherwise the server has just accepted them
                 raise
     return Settings.read(run_dir / SPEC)
+
+
+class _Origin(msgspec.Struct):
+    """The settings that say where the modules of a run are; the others may be invalid."""
+
+    script: str = ""
+    folder: str = ""
+
+
+def script_folders(run_dir: Path) -> list[Path]:
+    """Return the folders with the modules of a run's script; none if it isn't the folder of a run.
+
+    These are the folder of the script and its working directory.
+    """
+    try:
+        found = msgspec.json.decode((run_dir / SPEC).read_bytes(), type=_Origin)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+    return [Path(found.script).parent, Path(found.folder)]
 
 
 def is_resumed(run_dir: Path) -> bool:

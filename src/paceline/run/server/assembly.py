@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.barrier_free import Free
 from paceline.core.decider import NOTHING, Decider
 from paceline.core.ledger import Origin
-from paceline.core.policies import parse_policy
 from paceline.leases import BatchOrder, LeaseBook
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.run_folder import commit_spec, is_resumed
@@ -51,7 +50,7 @@ def serve_run(
     It continues from the newest checkpoint in the run's folder, if there is one.
     """
     store = SharedMemoryStore(state.spec)
-    policy = parse_policy(settings.policy)
+    policy = settings.parse_policy()
     shard = Shard(
         state,
         schedulers,
@@ -89,7 +88,7 @@ def _make_server(
     book: LeaseBook,
 ) -> Server:
     """Return a server of the run in this folder, which it begins or continues."""
-    policy = parse_policy(settings.policy)
+    policy = settings.parse_policy()
     archive = Archive(run_dir / "checkpoints", _say)
     saved = archive.load()
     if saved is not None:
