@@ -182,8 +182,8 @@ def test_no_function_imports_anything():
 def test_only_the_facade_and_the_command_line_load_modules_of_ours_by_name():
     """They are the top, so nothing can point the wrong way that this walk does not see.
 
-    The forkserver loads what scripts import; the figures load matplotlib, the closed forms scipy
-    and the lab its own extra packages, which are optional.
+    The forkserver loads what scripts import, and the core loads the rules of users. The figures
+    load matplotlib, the closed forms scipy and the lab its own extra packages, which are optional.
     """
     by_name = {
         name
@@ -193,6 +193,7 @@ def test_only_the_facade_and_the_command_line_load_modules_of_ours_by_name():
     assert by_name <= {
         FACADE,
         f"{FACADE}.cli",
+        f"{FACADE}.core.policy_import",
         f"{FACADE}.lab.extras",
         f"{FACADE}.run.launch.forkserver",
         f"{FACADE}.sim.orderstats",

@@ -397,3 +397,7 @@ class Leases(RuleBasedStateMachine):
 
 TestLeases = Leases.TestCase
 TestLeases.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_epochs_have_their_samples_if_they_are_known():
+    assert LeaseBook([None, TEN, OWN]).epoch_samples == (None, 10, 10)

@@ -99,6 +99,12 @@ class LeaseBook:
         """How many samples of each stream are done."""
         return tuple([stream.done for stream in self._streams])
 
+    @property
+    def epoch_samples(self) -> tuple[int | None, ...]:
+        """How many samples an epoch of each stream has; None: unknown."""
+        orders = [stream.order for stream in self._streams]
+        return tuple([None if order is None else order.samples for order in orders])
+
     def deal(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, list[Use]]:
         """Lease as many batches of each stream to each worker as it wants.
 

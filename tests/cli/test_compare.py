@@ -116,10 +116,12 @@ def test_default_rules_depend_on_the_number_of_workers(compared, workers, rules)
 def test_target_that_is_never_logged_is_reported_immediately_and_at_the_end(compared, tmp_path):
     words = ("-w", 2, "--samples", 16, "-p", "sync", "-p", "async", "--out", tmp_path / "out")
     code, out, err = compared(*words, "--target", "acc>=0.9")
-    assert code == 0, err
+    assert code == 2, err
     message = "The script never logged acc, so the target can't be reached; it logged loss."
     lines = [line for line in err.splitlines() if not line.startswith("worker")]
+    lines[-1], left = lines[-1].split("; ")
     assert lines == ["sync, 1 of 2", message, "async, 2 of 2"]
+    assert re.fullmatch(r"about [\d.]+ m?s left in all", left)
     assert message in out.splitlines()
     assert message in (tmp_path / "out" / "report.md").read_text().splitlines()
     assert [row[-2:] for row in table(out)[1:]] == [["not logged", "-"]] * 2

@@ -21,6 +21,9 @@ MOMENT = Moment(
     version=400,
     rate=14.72,
     left_s=40.76,
+    samples=12_800,
+    epoch_samples=5000,
+    samples_goal=None,
     contributors=7,
     wanted=7,
     gradients=3200,
@@ -40,8 +43,13 @@ MOMENT = Moment(
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
 
-def settings(workers: int = 8, steps: int | None = 1000, policy: str = "backup:1") -> Settings:
-    return Settings(spec=RunSpec(workers=workers, steps=steps), policy=policy)
+def settings(
+    workers: int = 8,
+    steps: int | None = 1000,
+    policy: str = "backup:1",
+    epochs: float | None = None,
+) -> Settings:
+    return Settings(spec=RunSpec(workers=workers, steps=steps), policy=policy, epochs=epochs)
 
 
 def drawn(moment: Moment, width: int = 80, given: Settings | None = None) -> list[str]:
@@ -85,9 +93,30 @@ def test_sixty_four_workers_take_no_more_lines() -> None:
     ]
 
 
-def test_there_is_no_bar_without_a_number_of_steps() -> None:
-    lines = drawn(replace(MOMENT, left_s=None), given=settings(steps=None))
-    assert lines[0] == "update 400, 14.7/s"
+def test_goal_in_samples_has_a_bar() -> None:
+    moment = replace(MOMENT, samples_goal=51_200)
+    assert drawn(moment, given=settings(steps=None))[0] == (
+        "━━━━━                  update 400, 12,800 of 51,200 samples, 14.7/s, 40.8 s left"
+    )
+
+
+def test_goal_in_epochs_has_a_bar() -> None:
+    moment = replace(MOMENT, samples_goal=50_000)
+    assert drawn(moment, given=settings(steps=None, epochs=10))[0] == (
+        "━━━━━━━╸                        update 400, epoch 2.6 of 10, 14.7/s, 40.8 s left"
+    )
+
+
+def test_bar_in_epochs_is_empty_until_their_size_is_known() -> None:
+    moment = replace(MOMENT, version=0, rate=None, samples=0, epoch_samples=None)
+    assert drawn(moment, given=settings(steps=None, epochs=10))[0].strip() == "update 0"
+
+
+def test_there_is_no_bar_if_the_script_alone_decides_when_to_end() -> None:
+    moment = replace(MOMENT, left_s=None)
+    assert drawn(moment, given=settings(steps=None))[0] == "update 400, epoch 2.6, 14.7/s"
+    unknown = replace(moment, epoch_samples=None)
+    assert drawn(unknown, given=settings(steps=None))[0] == "update 400, 14.7/s"
 
 
 def test_panel_before_the_first_update() -> None:
@@ -249,7 +278,7 @@ def test_simulated_run_always_fits_in_a_few_lines(workers: int, tmp_path: Path) 
     cluster = Cluster.parse("45ms + exp:5ms + 5% exp:500ms; worker 7 x1.8")
     trace = simulate("backup:1", cluster, RunSpec(workers=workers, steps=40))
     path = tmp_path / "trace.jsonl"
-    live = Live(path, 40)
+    live = Live(path)
     for tenth in range(1, 11):
         records = trace.records[: len(trace.records) * tenth // 10]
         write_trace(Trace(trace.header, records), path)

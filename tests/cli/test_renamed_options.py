@@ -13,7 +13,6 @@ OLD = [
     ("run --output all train.py", "--show"),
     ("simulate --replay runs/train-1", "--trace"),
     ("simulate -p sync --save run.jsonl", "--out"),
-    ("plan --policies sync,async", "--policy"),
 ]
 
 
@@ -34,7 +33,7 @@ def test_every_old_name_is_tested() -> None:
 def test_old_name_is_unknown_to_a_verb_that_never_had_it(verb: str, call: Call) -> None:
     answer = call(*verb.split(), "--slow", "5ms")
     assert answer.code == 2
-    assert answer.err.splitlines()[-1] == "Error: No such option: --slow"
+    assert answer.err.splitlines()[-1].startswith("Error: No such option: --slow")
 
 
 def test_script_may_have_an_option_with_an_old_name(call: Call) -> None:

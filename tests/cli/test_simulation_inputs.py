@@ -41,9 +41,9 @@ def test_run_folder_can_be_given_instead_of_its_trace(words: tuple[str, ...], ca
     assert "cannot read a run/trace.jsonl" in one_line(call(*words, f"{prefix}{folder}"), 3)
 
 
-def test_defaults_are_eight_workers_with_rare_long_delays() -> None:
+def test_defaults_are_four_workers_with_rare_long_delays() -> None:
     inputs = read_inputs(SimulateOptions(), None, in_order=True)
-    assert inputs.spec.workers == 8
+    assert inputs.spec.workers == 4
     assert inputs.cluster == Cluster.parse("50ms + 5% exp:500ms", batch=DEFAULT_BATCH)
     assert (inputs.trace, inputs.recording) == (None, None)
 

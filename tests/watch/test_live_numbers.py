@@ -34,6 +34,9 @@ NOTHING = Moment(
     version=0,
     rate=None,
     left_s=None,
+    samples=0,
+    epoch_samples=None,
+    samples_goal=None,
     contributors=0,
     wanted=0,
     gradients=0,
@@ -58,9 +61,9 @@ def line(record: Header | Record) -> bytes:
 class File:
     """A trace that is being written and read."""
 
-    def __init__(self, folder: Path, steps: int | None = 10) -> None:
+    def __init__(self, folder: Path) -> None:
         self.path = folder / "trace.jsonl"
-        self.live = Live(self.path, steps)
+        self.live = Live(self.path)
 
     def append(self, *records: Header | Record) -> Moment:
         """Write these records, and read."""
@@ -190,8 +193,48 @@ def test_time_left_follows_from_the_rate(file: File) -> None:
     assert file.append(HEADER, Resumed(0.0), *updates(1, 4, 0.5)).left_s == pytest.approx(3.0)
 
 
-def test_time_left_is_unknown_without_a_number_of_steps(tmp_path: Path) -> None:
-    assert File(tmp_path, None).append(HEADER, Resumed(0.0), *updates(1, 4, 0.5)).left_s is None
+def header(**goals: int) -> Header:
+    """Return the header of a run with these goals and epochs of 40 samples."""
+    about = {"epoch_samples": "40"}
+    return Header(source="run", policy="sync", workers=2, about=about, **goals)
+
+
+def test_time_left_is_unknown_without_a_goal(file: File) -> None:
+    assert file.append(header(), Resumed(0.0), *updates(1, 4, 0.5)).left_s is None
+
+
+def work(first: int, last: int, samples: int, begin: float = 0.0) -> list[Record]:
+    """Return updates of two gradients each, two updates a second."""
+    records: list[Record] = []
+    for update in updates(first, last, 0.5, begin):
+        own = [Gradient(update.t, w, update.update, 0, ACCEPTED, 0, 0, 1, samples) for w in (0, 1)]
+        records += [*own, update]
+    return records
+
+
+def test_time_left_follows_from_the_samples_if_they_are_the_goal(file: File) -> None:
+    """Eight samples an update, so 10 of 14 updates are left, two a second."""
+    moment = file.append(header(samples=112), Resumed(0.0), *work(1, 4, 4))
+    assert (moment.samples, moment.samples_goal, moment.epoch_samples) == (32, 112, 40)
+    assert moment.left_s == pytest.approx(5.0)
+
+
+def test_goal_that_is_reached_first_gives_the_time_left(file: File) -> None:
+    moment = file.append(header(samples=112, steps=6), Resumed(0.0), *work(1, 4, 4))
+    assert moment.left_s == pytest.approx(1.0)
+
+
+def test_gradients_that_wait_for_an_update_do_not_count(file: File) -> None:
+    waiting = Gradient(9.0, 0, 9, 0, ACCEPTED, 0, 0.0, 1.0, 4)
+    assert file.append(header(), Resumed(0.0), *work(1, 4, 4), waiting).samples == 32
+
+
+def test_restoration_takes_back_samples_and_brings_its_goal(file: File) -> None:
+    file.append(header(samples=112), Resumed(0.0), *work(1, 8, 4))
+    moment = file.append(Restored(4.0, 5, header(samples=200), samples=40), Resumed(4.0))
+    assert (moment.samples, moment.samples_goal) == (40, 200)
+    moment = file.append(*work(6, 9, 4, 4.0))
+    assert (moment.samples, moment.left_s) == (72, pytest.approx(8.0))
 
 
 def test_fates_are_counted(file: File) -> None:

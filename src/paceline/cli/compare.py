@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
@@ -78,6 +79,8 @@ def run(options: CompareOptions, load: Load) -> None:
         _run_all(comparison, all_settings, forkserver, load)
     if comparison.results:
         _show(comparison)
+        if _unlogged(comparison):  # the name is probably mistyped
+            comparison.code = comparison.code or SpecError.exit_code
     else:
         _say("\n".join(comparison.notes))
     sys.exit(comparison.code)
@@ -106,9 +109,10 @@ def _run_all(
     comparison: Comparison, all_settings: list[Settings], forkserver: ForkServer, load: Load
 ) -> None:
     """Run the rules one after the other, until one is stopped or makes no update."""
-    rules = [settings.policy for settings in all_settings]
+    rules, began = [settings.policy for settings in all_settings], monotonic()
     for number, settings in enumerate(all_settings, start=1):
-        _say(f"{settings.policy}, {number} of {len(rules)}")
+        left = _left(monotonic() - began, number - 1, len(rules))
+        _say(f"{settings.policy}, {number} of {len(rules)}{left}")
         try:
             code = _launch(settings, comparison.folder, forkserver, load)
             result = None if code > STOPPED else _result(settings, comparison.folder)
@@ -125,6 +129,11 @@ def _run_all(
             comparison.results.append(result)
         if number == 1 and (unlogged := _unlogged(comparison)):
             _say(unlogged)  # now, not after the other rules have run
+
+
+def _left(took_s: float, done: int, of: int) -> str:
+    """Return how long the other rules will take, if they take as long as those that are done."""
+    return f"; about {human_seconds(took_s / done * (of - done))} left in all" if done else ""
 
 
 def _leave_out(comparison: Comparison, settings: Settings, code: int) -> None:

@@ -37,7 +37,7 @@ class Panel:
     def __init__(self, settings: Settings, trace: Path, console: Console | None = None) -> None:
         self._settings = settings
         self._console = Console(stderr=True) if console is None else console
-        self._live = Live(trace, settings.spec.steps)
+        self._live = Live(trace)
         self._screen = Screenful(
             console=self._console,
             auto_refresh=False,
@@ -73,16 +73,27 @@ class Panel:
 def draw(moment: Moment, settings: Settings, width: int) -> RenderableType:
     """Return the panel for a terminal of this width."""
     lines: list[RenderableType] = []
-    head = _head(moment, settings)
-    steps = settings.spec.steps
-    if steps is None:
+    head, share = _head(moment, settings), _share(moment, settings)
+    if share is None:
         lines += _pack(head, width)
     else:
-        lines += _with_bar(ProgressBar(steps, min(moment.version, steps)), head, width)
+        lines += _with_bar(ProgressBar(1.0, share), head, width)
     lines += _pack(_work(moment, settings), width)
     lines += _pack(_logged(moment), width)
     lines += _pack(_problems(moment), width)
     return Group(*lines)
+
+
+def _share(moment: Moment, settings: Settings) -> float | None:
+    """Return which share of its goal the run has reached; None: the script alone decides."""
+    shares = []
+    if settings.spec.steps is not None:
+        shares.append(moment.version / settings.spec.steps)
+    if moment.samples_goal is not None:
+        shares.append(moment.samples / moment.samples_goal)
+    elif settings.epochs is not None:  # the server doesn't know yet how large an epoch is
+        shares.append(0.0)
+    return min(1.0, max(shares)) if shares else None
 
 
 def _with_bar(bar: ProgressBar, head: list[Part], width: int) -> list[RenderableType]:
@@ -103,12 +114,24 @@ def _head(moment: Moment, settings: Settings) -> list[Part]:
     """Return the progress, the rate and the remaining time."""
     steps = settings.spec.steps
     of = "" if steps is None else f" of {steps:,}"
-    parts = [(f"update {moment.version:,}{of}", "bold")]
+    parts = [(f"update {moment.version:,}{of}", "bold"), *_amount(moment, settings)]
     if moment.rate is not None and not moment.paused:
         parts.append((f"{three_digits(moment.rate)}/s", ""))
         if moment.left_s:
             parts.append((f"{human_seconds(moment.left_s)} left", ""))
     return parts
+
+
+def _amount(moment: Moment, settings: Settings) -> list[Part]:
+    """Return how much data has been used: in epochs if their size is known, else in samples."""
+    goal, epochs, size = moment.samples_goal, settings.epochs, moment.epoch_samples
+    if settings.spec.steps is not None:
+        return []
+    if epochs is not None and goal is not None:
+        return [(f"epoch {moment.samples / goal * epochs:.1f} of {epochs:g}", "")]
+    if goal is not None:
+        return [(f"{moment.samples:,} of {goal:,} samples", "")]
+    return [] if size is None else [(f"epoch {moment.samples / size:.1f}", "")]
 
 
 def _work(moment: Moment, settings: Settings) -> list[Part]:

@@ -14,7 +14,6 @@ __all__ = ["RENAMED", "VerbCommand"]
 
 RENAMED = {
     "--output": "--show",
-    "--policies": "--policy",
     "--replay": "--trace",
     "--run-dir": "--out",
     "--save": "--out",

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 DEFAULT_BATCH = 32
-DEFAULT_WORKERS = 8
+DEFAULT_WORKERS = 4
 DEFAULT_LATENCY = "50ms + 5% exp:500ms"
 
 

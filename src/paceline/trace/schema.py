@@ -64,6 +64,8 @@ FORMAT = 2
 
 NAME = "trace.jsonl"  # in the folder of a run
 
+EPOCH_SAMPLES = "epoch_samples"  # what a header says about the training data, if it is known
+
 FINISHED = "finished"  # the run made all its updates
 STOPPED = "stopped"  # the run was stopped before that
 

@@ -10,12 +10,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median_low
+from typing import NamedTuple
 
 from paceline.core.events import Fate
 from paceline.trace.reader import TraceReader
 from paceline.trace.schema import (
+    EPOCH_SAMPLES,
     Ended,
     Gradient,
+    Header,
     Joined,
     Left,
     Paused,
@@ -57,7 +60,10 @@ class Moment:
 
     version: int
     rate: float | None  # recent updates per second; None: not known yet
-    left_s: float | None  # until the last update at this rate; None: not known
+    left_s: float | None  # until the goal at this rate; None: not known
+    samples: int  # in the updates
+    epoch_samples: int | None  # in one epoch; None: not known
+    samples_goal: int | None  # the run ends with these many; None: it has another goal, or none
     contributors: int  # to the newest update
     wanted: int
     gradients: int  # whose fate is known
@@ -79,6 +85,14 @@ class Moment:
         return self.dropped / self.gradients if self.gradients else 0.0
 
 
+class _Mark(NamedTuple):
+    """What had been done by a moment."""
+
+    t: float
+    made: int
+    samples: int
+
+
 @dataclass(slots=True)
 class _State:
     """What is known from the records so far."""
@@ -87,6 +101,9 @@ class _State:
     time: float = 0.0  # of the newest record
     made: int = 0  # updates, including lost ones
     made_at: float = 0.0  # time of the newest of them
+    samples: int = 0  # in the updates up to this version
+    accepted: int = 0  # samples of gradients that were accepted since the last update
+    header: Header | None = None  # of the last restoration
     contributors: int = 0
     wanted: int = 0
     gradients: int = 0
@@ -101,17 +118,16 @@ class _State:
     fresh: set[int] = field(default_factory=set)  # workers in the run that have no gradient yet
     staleness: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STALENESS))
     scalars: dict[str, float | None] = field(default_factory=dict)
-    marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS + 2))
-    """Times since the run last resumed, and how many updates had been made by then."""
+    marks: deque["_Mark"] = field(default_factory=lambda: deque(maxlen=MARKS + 2))
+    """Moments since the run last resumed."""
 
 
 class Live:
-    """Follows the trace of a run that makes `steps` updates; None: not known."""
+    """Follows the trace of a run."""
 
-    def __init__(self, path: Path, steps: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._reader = TraceReader(path)
         self._generation = 0
-        self._steps = steps
         self._state = _State()
         self._grew_at: float | None = None
 
@@ -133,13 +149,14 @@ class Live:
         state = self._state
         silent_s = 0.0 if self._grew_at is None else max(0.0, now - self._grew_at)
         rate = _rate(state, state.time + silent_s)
-        left_s = None
-        if self._steps is not None and rate is not None:
-            left_s = max(0, self._steps - state.version) / rate
+        header = state.header or self._reader.header
         return Moment(
             version=state.version,
             rate=rate,
-            left_s=left_s,
+            left_s=_left(state, header, rate),
+            samples=state.samples,
+            epoch_samples=None if header is None else _epoch_samples(header),
+            samples_goal=None if header is None else header.samples,
             contributors=state.contributors,
             wanted=state.wanted,
             gradients=state.gradients,
@@ -175,7 +192,7 @@ def _add(state: _State, record: Record) -> None:
         case Resumed():
             state.paused = ""
             state.marks.clear()
-            state.marks.append((record.t, state.made))
+            state.marks.append(_Mark(record.t, state.made, state.samples))
         case Restored():
             if record.resumed:
                 state.paused = "waiting for workers"
@@ -183,7 +200,8 @@ def _add(state: _State, record: Record) -> None:
                 state.restorations += 1
                 state.lost += max(0, state.version - record.version)
                 state.paused = "server restarted; waiting for workers"
-            state.version = record.version
+            state.version, state.samples, state.accepted = record.version, record.samples, 0
+            state.header = record.header
             state.ended = ""
             state.here.clear()
             state.fresh.clear()
@@ -199,6 +217,7 @@ def _add_gradient(state: _State, record: Gradient) -> None:
     state.non_finite += record.fate is Fate.NON_FINITE
     if record.fate is Fate.ACCEPTED:
         state.staleness.append(record.staleness)
+        state.accepted += record.counted_samples
     if record.worker in state.fresh:
         state.fresh.discard(record.worker)  # a warm-up
     elif record.worker in state.here and record.fate is not Fate.DUPLICATE:
@@ -209,14 +228,15 @@ def _add_update(state: _State, record: Update) -> None:
     state.version = record.update
     state.made += 1
     state.made_at = record.t
+    state.samples, state.accepted = state.samples + state.accepted, 0
     state.contributors, state.wanted = len(record.contributors), record.wanted
     state.scalars |= record.scalars
     for name in list(state.scalars)[:-SCALARS_MAX]:
         del state.scalars[name]
     marks = state.marks
-    if not marks or record.t - marks[-1][0] >= WINDOW_S / MARKS:
-        marks.append((record.t, state.made))
-        while len(marks) > MARKS_MIN and marks[1][0] <= record.t - WINDOW_S:
+    if not marks or record.t - marks[-1].t >= WINDOW_S / MARKS:
+        marks.append(_Mark(record.t, state.made, state.samples))
+        while len(marks) > MARKS_MIN and marks[1].t <= record.t - WINDOW_S:
             marks.popleft()
 
 
@@ -224,12 +244,32 @@ def _rate(state: _State, now: float) -> float | None:
     """Return recent updates per second; the rate falls once the next update is overdue."""
     if not state.marks:
         return None
-    began, before = state.marks[0]
-    made, span_s = state.made - before, state.made_at - began
+    first = state.marks[0]
+    made, span_s = state.made - first.made, state.made_at - first.t
     if made < 1 or span_s <= 0:
         return None
     usual_s = max(LAG_S, span_s / made)
-    return made / max(span_s, now - usual_s - began)
+    return made / max(span_s, now - usual_s - first.t)
+
+
+def _left(state: _State, header: Header | None, rate: float | None) -> float | None:
+    """Return the seconds until the first goal is reached at this rate of updates."""
+    if header is None or rate is None:
+        return None
+    updates: list[float] = []
+    if header.steps is not None:
+        updates.append(header.steps - state.version)
+    first = state.marks[0]  # there is one, or there would be no rate
+    samples = (state.samples - first.samples) / (state.made - first.made)
+    if header.samples is not None and samples > 0:
+        updates.append((header.samples - state.samples) / samples)
+    return max(0.0, min(updates)) / rate if updates else None
+
+
+def _epoch_samples(header: Header) -> int | None:
+    """Return the number of samples in an epoch, if the run noted it."""
+    text = header.about.get(EPOCH_SAMPLES, "")
+    return int(text) if text.isdecimal() and int(text) else None
 
 
 def _slowest(recent: dict[int, deque[tuple[float, bool]]]) -> Slowest | None:

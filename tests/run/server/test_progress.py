@@ -32,12 +32,12 @@ def test_pause_does_not_count_for_the_rate(monkeypatch, capsys):
     for number in range(11, 21):
         progress_lines.updated(update(number), 1, {"loss": 0.5})
     clock.now += 5.0
-    progress_lines.tick(1, begun=True)
+    progress_lines.tick(1, begun=True, samples=20)
     progress_lines.end(20, 20, 65.04)
     assert capsys.readouterr().out.splitlines() == [
         "training",
         "continuing at version 10",
-        "update 20 of 50, 2 a second, 1 worker, loss 0.5",
+        "update 20 of 50, 2 a second, 0:15 left, 1 worker, loss 0.5",
         "20 of 50 updates of 20 samples in 65.0 s",
     ]
 
@@ -56,10 +56,10 @@ def test_server_prints_no_progress_if_there_is_a_live_panel(monkeypatch, capsys)
     clock = Clock(monkeypatch)
     progress_lines = Progress(Settings(spec=RunSpec(workers=2, steps=50), progress=False))
     clock.now += 10.0
-    progress_lines.tick(1, begun=False)
+    progress_lines.tick(1, begun=False, samples=0)
     progress_lines.begin()
     clock.now += 10.0
-    progress_lines.tick(2, begun=True)
+    progress_lines.tick(2, begun=True, samples=0)
     assert capsys.readouterr().out.splitlines() == [
         "waiting for workers: 1 of 2 have joined",
         "training",
@@ -68,6 +68,39 @@ def test_server_prints_no_progress_if_there_is_a_live_panel(monkeypatch, capsys)
 
 def test_restored_run_says_where_it_continues(capsys):
     progress_lines = Progress(Settings(spec=RunSpec(workers=1)))
-    progress_lines.restored(40)
+    progress_lines.restored(40, 320)
     progress_lines.begin()
     assert capsys.readouterr().out == "continuing at version 40\n"
+
+
+def lines_after(spec, samples, monkeypatch, capsys):
+    """Return the lines of a run whose five updates a second have these many samples each."""
+    clock = Clock(monkeypatch)
+    progress_lines = Progress(Settings(spec=spec))
+    progress_lines.begin()
+    for second in (1, 2):
+        for number in range(1, 26):
+            progress_lines.updated(update(25 * (second - 1) + number), 1, {})
+        clock.now += 5.0
+        progress_lines.tick(1, begun=True, samples=25 * second * samples)
+    return capsys.readouterr().out.splitlines()[1:]
+
+
+def test_time_left_follows_from_the_samples_if_they_are_the_goal(monkeypatch, capsys):
+    assert lines_after(RunSpec(workers=1, samples=400_000), 8, monkeypatch, capsys) == [
+        "update 25, 200 of 400000 samples, 5 a second, 2:46:35 left, 1 worker",
+        "update 50, 400 of 400000 samples, 5 a second, 2:46:30 left, 1 worker",
+    ]
+
+
+def test_goal_that_is_reached_first_gives_the_time_left(monkeypatch, capsys):
+    spec = RunSpec(workers=1, steps=1000, samples=1000)
+    assert lines_after(spec, 8, monkeypatch, capsys)[1] == (
+        "update 50 of 1000, 400 of 1000 samples, 5 a second, 0:15 left, 1 worker"
+    )
+
+
+def test_run_without_a_goal_has_no_time_left(monkeypatch, capsys):
+    assert lines_after(RunSpec(workers=1), 8, monkeypatch, capsys)[1] == (
+        "update 50, 5 a second, 1 worker"
+    )

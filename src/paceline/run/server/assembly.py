@@ -27,7 +27,7 @@ from paceline.run.server.server import Server
 from paceline.run.settings import Settings, parse_every
 from paceline.run.tensors.layout import TrainingState
 from paceline.run.tensors.shard import Shard
-from paceline.trace.schema import Header
+from paceline.trace.schema import EPOCH_SAMPLES, Header
 
 __all__ = ["serve_run"]
 
@@ -93,7 +93,7 @@ def _make_server(
     saved = archive.load()
     if saved is not None:
         shard.load_state_dict(saved.version, saved.shard)
-    header = Header.of("run", policy, settings.spec, {"torch": str(torch.__version__)})
+    header = Header.of("run", policy, settings.spec, _about(book))
     recorder, origin = _open_recorder(run_dir / "trace.jsonl", header, saved)
     export = partial(_export, run_dir, models, shard)
     every = parse_every(settings.checkpoint_every)
@@ -107,6 +107,13 @@ def _make_server(
         server.restore(saved)
     commit_spec(run_dir)
     return server
+
+
+def _about(book: LeaseBook) -> dict[str, str]:
+    """Return facts for readers of the trace."""
+    samples = next(filter(None, book.epoch_samples), None)
+    epoch = {} if samples is None else {EPOCH_SAMPLES: str(samples)}
+    return {"torch": str(torch.__version__), **epoch}
 
 
 def _open_recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Recorder, Origin]:

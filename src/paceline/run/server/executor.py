@@ -349,4 +349,4 @@ class Executor:
         self._samples = saved.samples
         self._book.restore(saved.data)
         self.script_settings.restore(saved.options)
-        self._progress.restored(saved.version)
+        self._progress.restored(saved.version, saved.samples)

@@ -19,6 +19,7 @@ class Progress:
         self._tells = settings.progress
         self._said_at = monotonic()
         self._version = self._said_version = 0
+        self._samples = self._said_samples = 0
         self._too_few = False  # whether there are fewer workers than an update should take
         self._scalars: dict[str, float] = {}
         self._is_over = False
@@ -28,14 +29,14 @@ class Progress:
         """Print a line."""
         print(text, flush=True)
 
-    def restored(self, version: int) -> None:
-        """Note that the run continues from this version."""
-        self._version = version
+    def restored(self, version: int, samples: int) -> None:
+        """Note that the run continues from this version, which used these many samples."""
+        self._version, self._samples = version, samples
 
     def begin(self) -> None:
         """Say that the run begins or continues."""
         self.say("training" if self._version == 0 else f"continuing at version {self._version}")
-        self._said_at, self._said_version = monotonic(), self._version
+        self._note()
 
     def updated(self, action: ApplyUpdate, givers: float, scalars: dict[str, float]) -> None:
         """Note an update; `givers` is how many gradients it could have; inf: any number."""
@@ -57,22 +58,45 @@ class Progress:
                 "the trace lists any others"
             )
 
-    def tick(self, workers: int, begun: bool) -> None:
-        """Print a line if none was printed for a while."""
-        now = monotonic()
-        if now - self._said_at < EVERY_S:
+    def tick(self, workers: int, begun: bool, samples: int) -> None:
+        """Print a line if none was printed for a while; `samples`: in the updates so far."""
+        took_s = monotonic() - self._said_at
+        self._samples = samples
+        if took_s < EVERY_S:
             return
         if self._is_over:
             self.say(f"waiting for {_workers(workers)} to finish the script")
         elif not begun:
             self.say(f"waiting for workers: {workers} of {self._spec.workers} have joined")
         elif self._tells:
-            rate = (self._version - self._said_version) / (now - self._said_at)
-            of = "" if self._spec.steps is None else f" of {self._spec.steps}"
+            rate = (self._version - self._said_version) / took_s
             logged = "".join(f", {name} {value:.4g}" for name, value in self._scalars.items())
-            alive = _workers(workers)
-            self.say(f"update {self._version}{of}, {rate:.3g} a second, {alive}{logged}")
-        self._said_at, self._said_version = now, self._version
+            left, alive = self._left(took_s), _workers(workers)
+            self.say(f"{self._position()}, {rate:.3g} a second{left}, {alive}{logged}")
+        self._note()
+
+    def _note(self) -> None:
+        """Note where the run is, because a line was printed."""
+        self._said_at = monotonic()
+        self._said_version, self._said_samples = self._version, self._samples
+
+    def _position(self) -> str:
+        """Return how far the run is, with its goal if it has one."""
+        steps, samples = self._spec.steps, self._spec.samples
+        of = "" if steps is None else f" of {steps}"
+        used = "" if samples is None else f", {self._samples} of {samples} samples"
+        return f"update {self._version}{of}{used}"
+
+    def _left(self, took_s: float) -> str:
+        """Return the time to the goal at the rate of the last `took_s` seconds."""
+        left = []
+        for goal, now, before in (
+            (self._spec.steps, self._version, self._said_version),
+            (self._spec.samples, self._samples, self._said_samples),
+        ):
+            if goal is not None and now > before:
+                left.append(max(0, goal - now) * took_s / (now - before))
+        return f", {_duration(min(left))} left" if left else ""
 
     def end(self, version: int, samples: int, took_s: float) -> None:
         """Say that the run has ended; `took_s`: from its beginning to its last update."""
@@ -80,6 +104,13 @@ class Progress:
         steps = self._spec.steps
         of = "" if steps is None or version == steps else f" of {steps}"
         self.say(f"{version}{of} updates of {samples} samples in {took_s:.1f} s")
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as a clock shows it: 0:05, 12:30, 1:02:30."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _workers(number: float) -> str:

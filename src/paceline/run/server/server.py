@@ -346,7 +346,8 @@ class Server:
         self._watchers.report(monotonic())
         self._executor.save_if_overdue(now)
         self._checkpointer.tick(now)
-        self._progress.tick(len(self._roster.active), self._decider.ledger.begun)
+        ledger = self._decider.ledger
+        self._progress.tick(len(self._roster.active), ledger.begun, ledger.samples)
         self._stop_if_out_of_patience()
         for peer in self._roster.members:
             stopped = peer.end.pid is not None and is_stopped(peer.end.pid)
