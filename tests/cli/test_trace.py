@@ -10,7 +10,7 @@ from cli_fixtures import SMALL, Call, Simulate, one_line, refuse_wrong_input
 from paceline.cli.trace import check, show
 from paceline.errors import TraceError
 from paceline.run.launch.run_folder import is_locked, lock
-from paceline.trace.schema import Gradient, Restored, Trace, Update, write_trace
+from paceline.trace.schema import Gradient, Header, Joined, Restored, Trace, Update, write_trace
 
 RULES = ["sync", "backup:1", "batchsync:4", "deadline", "async", "softsync:2", "ssp:1", "delayed:1"]
 
@@ -55,17 +55,40 @@ def test_run_folder_can_be_given_instead_of_its_trace(
     simulated: Simulate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     simulated("sync", steps=10)  # too short for planning, which would take time
-    show(tmp_path / "trace.jsonl")
+    show(tmp_path / "trace.jsonl", as_json=False)
     by_file = capsys.readouterr().out
-    show(tmp_path)
+    show(tmp_path, as_json=False)
     assert capsys.readouterr().out == by_file
     check(tmp_path, as_json=False)
     assert capsys.readouterr().out.startswith(f"{tmp_path}/trace.jsonl is consistent: sim of sync,")
 
 
+def test_shown_facts_agree_with_the_report_and_the_summary(call: Call) -> None:
+    latency = "45ms + exp:5ms + 5% exp:500ms; worker 7 x1.8"
+    simulated = ("simulate", "-w", "8", "--steps", "100", "-p", "backup:1", "-l", latency)
+    summary = call(*simulated, "--out", "run.jsonl", "--json").json[0]
+    answer = call("trace", "show", "run.jsonl", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    facts = answer.json
+    assert facts["summary"] == summary
+    assert " ".join(facts["text"]).split() == call("trace", "show", "run.jsonl").out.split()
+
+
+def test_facts_of_a_run_without_updates_have_no_summary(tmp_path: Path, call: Call) -> None:
+    header = Header(source="run", policy="sync", workers=2)
+    write_trace(Trace(header, [Joined(0.0, 0)]), tmp_path / "run.jsonl")
+    facts = call("trace", "show", "run.jsonl", "--json").json
+    assert (facts["summary"], facts["ended"]) == (None, "the trace breaks off")
+    assert facts["text"][0] == "The run made no updates (the trace breaks off)."
+    (tmp_path / "trace.jsonl").write_bytes((tmp_path / "run.jsonl").read_bytes())
+    with lock(tmp_path):
+        assert call("trace", "show", ".", "--json").json["ended"] == "still running"
+        assert call("trace", "check", ".", "--json").out == "null\n"
+
+
 def test_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"trace\.jsonl"):
-        show(tmp_path)
+        show(tmp_path, as_json=False)
 
 
 def test_check_says_which_updates_were_lost(
@@ -122,13 +145,13 @@ def half(simulated: Simulate, tmp_path: Path) -> Path:
 
 def test_running_run_is_described_so_far(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with lock(half.parent):
-        show(half.parent)
+        show(half.parent, as_json=False)
         check(half, as_json=False)
     words = " ".join(capsys.readouterr().out.split())
     assert "; still running at update 10 of 20." in words
     assert f"{half} is consistent so far (still running): " in words
     with pytest.raises(TraceError, match="truncated"):  # no run is writing it
-        show(half)
+        show(half, as_json=False)
 
 
 def test_running_run_may_be_in_the_middle_of_an_event(
@@ -149,7 +172,7 @@ def test_run_that_just_started_has_no_update_yet(
 ) -> None:
     half.write_bytes(b"".join(half.read_bytes().splitlines(keepends=True)[:count]))
     with lock(half.parent):
-        show(half)
+        show(half, as_json=False)
         check(half, as_json=False)
     words = capsys.readouterr().out
     assert words.startswith("The run is still running and has made no updates yet.\n")

@@ -143,7 +143,7 @@ def trace_show(options: TraceShowOptions) -> None:
     Works on the trace of a real or a simulated run, even while it is in progress. Example:
     paceline trace show runs/train-1
     """
-    _load("trace").show(options.trace)
+    _load("trace").show(options.trace, options.as_json)
 
 
 @trace_app.command("check", cls=VerbCommand, epilog=EPILOG)

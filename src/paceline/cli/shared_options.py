@@ -109,7 +109,7 @@ Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the sa
 RealSeed = Annotated[
     int, typer.Option(help="Random seed for the order of the data and for injected delays.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Plot = Annotated[
     Path | None, typer.Option(help="Also draw a figure into this file (.png, .svg or .pdf).")
 ]

@@ -9,6 +9,7 @@ from paceline.run.launch.run_folder import is_locked, script_folders
 from paceline.trace.reader import read_trace, trace_file
 from paceline.trace.schema import FINISHED, Trace
 from paceline.watch.audit import audit
+from paceline.watch.facts import gather_facts
 from paceline.watch.summary import RUNNING, Restoration, Summary, outcomes, summarize
 
 __all__ = ["check", "show"]
@@ -20,6 +21,9 @@ def check(file: Path, as_json: bool) -> None:
     trace = _read(path)
     audit(trace, str(path), (*script_folders(path.parent), ""))
     if trace.is_growing and not any(trace.updates()):
+        if as_json:
+            print_json(None)
+            return
         print(f"{path} is consistent so far ({RUNNING}): no update yet.")
         return
     summary = summarize(trace)
@@ -60,7 +64,12 @@ def _range(restoration: Restoration) -> str:
     return f"{first}" if first == last else f"{first}-{last}"
 
 
-def show(file: Path) -> None:
-    """Describe a run in words."""
+def show(file: Path, as_json: bool) -> None:
+    """Describe a run in words, or print the facts behind them."""
     path = trace_file(file)
-    print("\n".join(report_lines(_read(path), path)))
+    trace = _read(path)
+    lines = report_lines(trace, path)
+    if as_json:
+        print_json(gather_facts(trace, [line.replace("\n", " ") for line in lines]))
+    else:
+        print("\n".join(lines))

@@ -254,6 +254,7 @@ class TraceShowOptions:
     """The options of `paceline trace show`."""
 
     trace: TraceFile
+    as_json: AsJson = False
 
 
 @dataclass(frozen=True, kw_only=True)
