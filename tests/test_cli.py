@@ -16,6 +16,7 @@ OPTIONS = {
     "--batch --min-workers --seed --out --plot --json",
     "plan": "--workers --latency --trace --noise-scale --updates-table --updates --policies "
     "--network --faults --late --batch --seed --plot --json",
+    "trace show": "--json",
     "trace check": "--json",
 }
 
@@ -31,9 +32,8 @@ def test_help_lists_the_options_of_a_verb(verb: str, call: Call) -> None:
 KINDS = PacelineError.__subclasses__()
 
 
-@pytest.mark.parametrize("verb", ["", *OPTIONS])
-def test_help_lists_the_exit_codes(verb: str, call: Call) -> None:
-    _, _, codes = call(*verb.split(), "--help").words.partition("Exit codes: ")
+def test_help_lists_all_exit_codes(call: Call) -> None:
+    _, _, codes = call("--help").words.partition("Exit codes: ")
     found = re.findall(r"\b\d+\b", codes)
     assert found == ["0", "1", "2", "3", "4", "5", "6", "70", "128", "130"]
     assert {str(kind.exit_code) for kind in KINDS} <= set(re.findall(r"\d+", codes))

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.exit_codes import EVERY_CODE, exit_codes_of
 from paceline.cli.renamed_options import VerbCommand
 from paceline.cli.shared_options import accepts
 from paceline.cli.verb_options import (
@@ -33,30 +34,19 @@ __all__ = ["EXIT_FAILED", "app", "main"]
 
 EXIT_FAILED = PacelineError.exit_code
 
-EPILOG = (
-    "Exit codes: 0 success; 1 the run stalled, failed or made no update, a script failed, or the "
-    "output could not be written; 2 wrong input, or an optional package is not installed; 3 a "
-    "trace can't be read or written, or is inconsistent; 4 (only from a single process of a run) "
-    "the server refused it; 5 (likewise) it lost the server; 6 a checkpoint can't be read or "
-    "belongs to another script; 70 a bug in Paceline; 128 + the number of the signal that stopped "
-    "the run, so 130 for Ctrl-C."
-)
-
 app = typer.Typer(
     help="Data-parallel training for PyTorch that doesn't wait for stragglers.",
-    epilog=EPILOG,
+    epilog=EVERY_CODE,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 trace_app = typer.Typer(
-    help="Inspect the trace of a run.", epilog=EPILOG, no_args_is_help=True, rich_markup_mode=None
+    help="Inspect the trace of a run.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(trace_app, name="trace")
 lab_app = typer.Typer(
     help="Run the experiments of the papers on real data, in virtual time.",
-    epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -78,103 +68,159 @@ def paceline(
         ),
     ] = False,
 ) -> None:
-    """Data-parallel training for PyTorch that doesn't wait for stragglers."""
+    """Data-parallel training for PyTorch that doesn't wait for stragglers.
+
+    \b
+    Train a script with four workers, one of them a backup:
+      paceline run -w 4 -p backup:1 train.py
+    Find out which rule suits it best:
+      paceline compare -w 4 --epochs 10 train.py
+    Each verb has its own help, with an example:
+      paceline run --help
+    """
 
 
-@app.command(cls=VerbCommand, epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+@app.command(
+    cls=VerbCommand,
+    epilog=exit_codes_of("run"),
+    context_settings={"allow_interspersed_args": False},
+)
 @accepts(RunOptions)
 def run(options: RunOptions) -> None:
     """Train: run a script with several workers on this machine.
 
-    Everything after the script's name is passed to the script. Example: paceline run -w 8 -p
-    backup:1 --steps 500 train.py --lr 0.1. Stop with Ctrl-C; continue with paceline run --resume
-    runs/train-1
+    Everything after the script's name is passed to the script. Stop with Ctrl-C and continue with
+    --resume.
+
+    \b
+    Examples:
+      paceline run -w 4 -p backup:1 --steps 100 examples/digits.py
+      paceline run --resume runs/digits-1 --steps 200
     """
     _load("run").run(options, _load)
 
 
-@app.command(cls=VerbCommand, epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+@app.command(
+    cls=VerbCommand,
+    epilog=exit_codes_of("compare"),
+    context_settings={"allow_interspersed_args": False},
+)
 @accepts(CompareOptions)
 def compare(options: CompareOptions) -> None:
-    """Train a script under several rules, one after the other, and compare them.
+    """Train a script under several rules and compare them.
 
-    Prints a table (updates per second, staleness, dropped gradients, time to a target) and writes
-    figures and a report. Use --samples or --epochs, so that every rule trains on the same number of
-    samples. With --latency the table also has what the simulator predicts. Example: paceline
-    compare -w 8 --epochs 10 -l "50ms + 5% exp:500ms; worker 7 x2" --target "accuracy>=0.95"
-    train.py
+    The rules train one after the other. Prints a table (updates per second, staleness, dropped
+    gradients, time to a target) and writes figures and a report. Use --samples or --epochs, so that
+    every rule trains on the same number of samples. With --latency the table also has what the
+    simulator predicts.
+
+    \b
+    Example:
+      paceline compare -p sync -p backup:1 --epochs 4 -l "20ms; worker 3 x2" \\
+          --target "accuracy>=0.9" examples/digits.py
     """
     _require_matplotlib("paceline compare")
     _load("compare").run(options, _load)
 
 
-@app.command(cls=VerbCommand, epilog=EPILOG)
+@app.command(cls=VerbCommand, epilog=exit_codes_of("plan"))
 @accepts(PlanOptions)
 def plan(options: PlanOptions) -> None:
     """Choose the number of backup workers before you train.
 
     For each number N of gradients per update: the time of an update, the updates needed, and from
-    these the time and the machine-hours to the target. Example: paceline plan -w 40 -l "1.4s +
-    exp:150ms + 2% exp:1.2s"
+    these the time and the machine-hours to the target. Give the delays of your cluster with
+    --latency, or the trace of a pilot run with --trace.
+
+    \b
+    Example:
+      paceline plan -w 40 -l "1.4s + exp:150ms + 2% exp:1.2s"
     """
     if options.plot is not None:
         _require_matplotlib("--plot")
     _load("plan").run(options)
 
 
-@app.command(cls=VerbCommand, epilog=EPILOG)
+@app.command(cls=VerbCommand, epilog=exit_codes_of("simulate"))
 @accepts(SimulateOptions)
 def simulate(options: SimulateOptions) -> None:
     """Simulate one or several rules on a virtual clock.
 
     Shows what a rule would do on a cluster: updates per second, waiting, staleness, wasted work and
-    traffic. Example: paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
+    traffic.
+
+    \b
+    Example:
+      paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
     """
     if options.plot is not None:
         _require_matplotlib("--plot")
     _load("simulate").run(options)
 
 
-@trace_app.command("show", cls=VerbCommand, epilog=EPILOG)
+@trace_app.command("show", cls=VerbCommand, epilog=exit_codes_of("trace show"))
 @accepts(TraceShowOptions)
 def trace_show(options: TraceShowOptions) -> None:
     """Describe a run in words: its progress, its stragglers, the time spent waiting, the best b.
 
-    Works on the trace of a real or a simulated run, even while it is in progress. Example:
-    paceline trace show runs/train-1
+    Works on the trace of a real or a simulated run, even while it is in progress.
+
+    \b
+    Example:
+      paceline trace show runs/digits-1
     """
     _load("trace").show(options.trace, options.as_json)
 
 
-@trace_app.command("check", cls=VerbCommand, epilog=EPILOG)
+@trace_app.command("check", cls=VerbCommand, epilog=exit_codes_of("trace check"))
 @accepts(TraceCheckOptions)
 def trace_check(options: TraceCheckOptions) -> None:
-    """Replay a trace through its own rule and check that it is consistent."""
+    """Replay a trace through its own rule and check that it is consistent.
+
+    Every decision must be the one that the rule makes, and every gradient must have one fate.
+
+    \b
+    Example:
+      paceline trace check runs/digits-1
+    """
     _load("trace").check(options.trace, options.as_json)
 
 
-@lab_app.command("list", cls=VerbCommand, epilog=EPILOG)
+@lab_app.command("list", cls=VerbCommand, epilog=exit_codes_of("lab list"))
 def lab_list() -> None:
-    """List the experiments and the question that each one answers."""
+    """List the experiments and the question that each one answers.
+
+    \b
+    Example:
+      paceline lab list
+    """
     _load("lab").list_experiments()
 
 
-@lab_app.command("run", cls=VerbCommand, epilog=EPILOG)
+@lab_app.command("run", cls=VerbCommand, epilog=exit_codes_of("lab run"))
 @accepts(LabRunOptions)
 def lab_run(options: LabRunOptions) -> None:
     """Run experiments: each writes tables, a figure and a paragraph that explains the result.
 
     All experiments together take about four hours on two cores. Finished trials are cached: after
-    Ctrl-C, run the same command again and lose at most a minute. Example: paceline lab run
-    staleness --quick
+    Ctrl-C, run the same command again and lose at most a minute.
+
+    \b
+    Example:
+      paceline lab run staleness --quick
     """
     _load("lab").run(options)
 
 
-@lab_app.command("figures", cls=VerbCommand, epilog=EPILOG)
+@lab_app.command("figures", cls=VerbCommand, epilog=exit_codes_of("lab figures"))
 @accepts(LabFiguresOptions)
 def lab_figures(options: LabFiguresOptions) -> None:
-    """Redraw figures and rewrite paragraphs from the existing tables."""
+    """Redraw figures and rewrite paragraphs from the existing tables.
+
+    \b
+    Example:
+      paceline lab figures staleness --quick
+    """
     _load("lab").figures(options)
 
 

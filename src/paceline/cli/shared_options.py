@@ -62,7 +62,7 @@ RULES = (
     "sync (wait for all workers), backup:b (for all but the b slowest), batchsync:k (for the first "
     "k mini-batches from any worker), deadline:q (until a learnt deadline), delayed:k (for all, k "
     "updates later), softsync:c (for any c gradients), ssp:s (don't wait, but no worker gets more "
-    "than s turns ahead), async (don't wait)"
+    "than s turns ahead), async (don't wait), or MODULE:CLASS (your own)"
 )
 
 Workers = Annotated[

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from paceline.cli.completion import complete_policy
 from paceline.cli.shared_options import (
     RULES,
     Arguments,
@@ -56,6 +57,7 @@ class SimulateOptions:
         typer.Option(
             "--policy",
             "-p",
+            autocompletion=complete_policy,
             help=f"The rule: {RULES}. Repeat the option to compare rules. [default: one of each]",
         ),
     ] = None
@@ -146,7 +148,10 @@ class RunOptions:
     ] = None
     arguments: Arguments = None
     workers: RealWorkers = 4
-    policy: Annotated[str, typer.Option("--policy", "-p", help=f"The rule: {RULES}.")] = "sync"
+    policy: Annotated[
+        str,
+        typer.Option("--policy", "-p", autocompletion=complete_policy, help=f"The rule: {RULES}."),
+    ] = "sync"
     steps: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None
     samples: Samples = None
     epochs: Epochs = None
@@ -216,8 +221,9 @@ class CompareOptions:
         typer.Option(
             "--policy",
             "-p",
-            help="A rule; repeat the option for each. [default: sync, backup:1, backup:2, "
-            "softsync:W/2 and async, as far as W workers allow]",
+            autocompletion=complete_policy,
+            help=f"The rule: {RULES}. Repeat the option to compare rules. [default: sync, "
+            "backup:1, backup:2, softsync:W/2 and async, as far as W workers allow]",
         ),
     ] = None
     workers: RealWorkers = 4
