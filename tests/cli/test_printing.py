@@ -59,6 +59,22 @@ def test_progress_is_shown_on_standard_error_after_a_while(
     assert answer.json["sentence"].startswith("Use ")
 
 
+@pytest.mark.parametrize("goal", [("--steps", "20"), ("--until", "2s")], ids=["steps", "until"])
+def test_one_bar_shows_the_progress_of_all_rules(
+    goal: tuple[str, str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, float]] = []
+    monkeypatch.setattr(
+        show.DelayedProgressBar, "show", lambda bar, done: shown.append((bar._title, done))
+    )
+    assert call("simulate", "-w", "3", *goal, *LATENCY, "-p", "sync", "-p", "async").code == 0
+    assert {title for title, _ in shown} == {"simulating sync", "simulating async"}
+    shares = [done for _, done in shown]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 0.2
+    assert 0.9 < shares[-1] <= 1
+
+
 def test_progress_is_silent_without_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard error isn't a terminal here, as in a job whose output goes to a file."""
     monkeypatch.setattr(show, "SHOW_AFTER_S", 0.0)

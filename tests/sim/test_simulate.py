@@ -218,8 +218,27 @@ def test_both_paths_report_progress_update_by_update():
 
     for policy, latency in [("sync", "exp:1s"), ("async", "exp:1s"), ("sync", "1s")]:
         told = []
-        simulate(policy, Cluster.parse(latency), spec, on_update=told.append)
-        assert told == [1, 2, 3, 4, 5]
+        simulate(policy, Cluster.parse(latency), spec, on_progress=told.append)
+        assert told == [0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("goals", "until", "shares"),
+    [
+        ({"samples": 40}, None, [0.2, 0.4, 0.6, 0.8, 1.0]),
+        ({}, 5.0, [0.2, 0.4, 0.6, 0.8, 1.0]),
+        ({"steps": 100}, 4.0, [0.25, 0.5, 0.75, 1.0]),
+        ({"steps": 2}, 4.0, [0.5, 1.0]),
+        ({"samples": 12}, 100.0, [8 / 12, 1.0]),
+    ],
+    ids=["samples", "time", "steps and time", "steps before time", "samples before time"],
+)
+def test_progress_is_towards_the_goal_that_ends_the_run(goals, until, shares):
+    """Two workers with four samples each make one update a second."""
+    told = []
+    cluster, spec = Cluster.parse("1s", batch=4), RunSpec(workers=2, **goals)
+    simulate("sync", cluster, spec, until=until, on_progress=told.append)
+    assert told == pytest.approx(shares)
 
 
 @long

@@ -59,7 +59,7 @@ def _show_table(title: str, columns: list[str], rows: list[list[str]], to: TextI
 class DelayedProgressBar:
     """A progress bar on the terminal that appears only after two seconds."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str = "") -> None:
         self._title = title
         self._began = monotonic()
         self._console = Console(stderr=True)
@@ -77,6 +77,11 @@ class DelayedProgressBar:
         if self._progress is not None:
             self._progress.stop()
 
+    def show_part(self, title: str, number: int, of: int, done: float) -> None:
+        """Show which share of this part is done; parts are numbered from 0."""
+        self._title = title
+        self.show((number + done) / of)
+
     def show(self, done: float) -> None:
         """Show which share of the work is done."""
         if self._progress is None:
@@ -86,4 +91,5 @@ class DelayedProgressBar:
             self._progress = Progress(*columns, console=self._console, transient=True)
             self._progress.add_task(self._title, total=1.0)
             self._progress.start()
-        self._progress.update(self._progress.task_ids[0], completed=done)
+        task = self._progress.task_ids[0]
+        self._progress.update(task, description=self._title, completed=done)

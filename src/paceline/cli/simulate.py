@@ -3,6 +3,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 from paceline.cli import EXIT_FAILED
 from paceline.cli.printing import (
@@ -42,7 +43,7 @@ def run(options: SimulateOptions) -> None:
         )
     check_ending(options.plot)
     until = parse_seconds(options.until, "--until") if options.until else None
-    traces = [_simulate(each, inputs, until) for each in policies]
+    traces = _simulate(policies, inputs, until)
     if options.out is not None:
         write_trace(traces[0], options.out)
     moved = [trace for trace in traces if any(trace.updates())]
@@ -67,11 +68,16 @@ def _read_inputs(options: SimulateOptions) -> Inputs:
     return replace(inputs, spec=spec)
 
 
-def _simulate(policy: str, inputs: Inputs, until: float | None) -> Trace:
-    with DelayedProgressBar(f"simulating {policy}") as bar:
-        steps = inputs.spec.steps
-        on_update = None if steps is None else lambda update: bar.show(update / steps)
-        return simulate(policy, inputs.cluster, inputs.spec, until=until, on_update=on_update)
+def _simulate(policies: list[str], inputs: Inputs, until: float | None) -> list[Trace]:
+    """Simulate the rules one after the other, with one progress bar for all of them."""
+    traces = []
+    with DelayedProgressBar() as bar:
+        for number, policy in enumerate(policies):
+            show = partial(bar.show_part, f"simulating {policy}", number, len(policies))
+            traces.append(
+                simulate(policy, inputs.cluster, inputs.spec, until=until, on_progress=show)
+            )
+    return traces
 
 
 def _default_policies(workers: int) -> list[str]:

@@ -8,6 +8,7 @@ depends only on the seed, the worker and k, so two rules with the same seed see 
 from collections.abc import Callable
 
 from paceline.core.decider import Decider
+from paceline.core.ledger import Ledger
 from paceline.core.policies import Async, Backup, SoftSync, Sync, parse_policy
 from paceline.core.policy import Policy
 from paceline.errors import SpecError
@@ -28,11 +29,11 @@ def simulate(
     spec: RunSpec,
     *,
     until: float | None = None,
-    on_update: Callable[[int], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> Trace:
     """Simulate a run of `spec.steps` updates, or until the virtual time `until`.
 
-    `on_update` is called with the number of each update, to show progress.
+    `on_progress` is called after each update with the share of the run that is done.
     """
     policy = parse_policy(policy)
     policy.validate(spec)
@@ -46,11 +47,27 @@ def simulate(
         about["network"] = str(cluster.network)
     if cluster.faults:
         about["faults"] = "; ".join(map(str, cluster.faults))
-    on_update = on_update or (lambda update: None)
-    records = _fast(policy, cluster, spec, on_update) if until is None else None
+    decider = Decider(policy, spec)
+
+    def report(update: int) -> None:
+        if on_progress is not None:
+            on_progress(_share(update, decider.ledger, until))
+
+    records = _fast(policy, cluster, spec, report) if until is None else None
     if records is None:
-        records = Shell(Decider(policy, spec), cluster, on_update).run(until)
+        records = Shell(decider, cluster, report).run(until)
     return Trace(Header.of("sim", policy, spec, about), records)
+
+
+def _share(update: int, ledger: Ledger, until: float | None) -> float:
+    """Return the share of the run that is done, by the goal that will end it."""
+    spec = ledger.spec
+    shares = [
+        now / goal
+        for now, goal in ((update, spec.steps), (ledger.samples, spec.samples), (ledger.now, until))
+        if goal
+    ]
+    return min(1.0, max(shares, default=1.0))
 
 
 def _fast(
