@@ -10,4 +10,4 @@ def test_percent_labels_are_shown():
     axes.plot([0.0, 0.5])
     show_percent(axes)
     figure.draw_without_rendering()
-    assert "50%" in [label.get_text() for label in axes.get_yticklabels()]
+    assert "50 %" in [label.get_text() for label in axes.get_yticklabels()]

@@ -151,7 +151,7 @@ def test_comparison_begins_with_useful_dropped_and_waiting_time(tmp_path: Path) 
 def test_noisy_values_are_smoothed_and_the_label_says_so(tmp_path: Path) -> None:
     figure = draw_some_curves(tmp_path / "loss.png")
     left, right = figure.axes
-    assert "running mean over 4% of a run" in left.get_ylabel()
+    assert "running mean over 4 % of a run" in left.get_ylabel()
     for axes in (left, right):
         raw, smooth = axes.get_lines()[:2]
         assert raw.get_alpha() < 0.5

@@ -24,5 +24,5 @@ def new_figure(width: float, height: float, title: str = "") -> "Figure":
 
 def show_percent(axes: "Axes") -> None:
     """Label the y axis in percent; its values are fractions of 1."""
-    formatter = extras.load("matplotlib.ticker").PercentFormatter(1.0, decimals=0)
+    formatter = extras.load("matplotlib.ticker").PercentFormatter(1.0, 0, " %")
     axes.yaxis.set_major_formatter(formatter)

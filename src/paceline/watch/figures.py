@@ -222,7 +222,9 @@ def draw_curves(traces: list[Trace], name: str, target: Target | None, path: Pat
             is_smoothed = True
             _draw_points(left, right, points, color=style["color"], alpha=0.25, linewidth=0.8)
         _draw_points(left, right, smooth, label=trace.header.policy, **style)
-    what = f"{name}\n(thick: running mean over {SMOOTHED:.0%} of a run)" if is_smoothed else name
+    what = (
+        f"{name}\n(thick: running mean over {100 * SMOOTHED:g} % of a run)" if is_smoothed else name
+    )
     describe_axes(left, f"{name} against time", "time since the start of training (s)", what)
     describe_axes(right, f"{name} against data", "training samples used so far")
     right.xaxis.set_major_formatter("{x:,.0f}")

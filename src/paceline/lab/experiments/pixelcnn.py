@@ -184,7 +184,9 @@ def draw(tables: Tables) -> "Figure":
     for label in labels:
         rates = column(tables["rates"], "rate", rule=label)
         bits = column(tables["rates"], "bits", rule=label)
-        right.plot(rates, bits, **({"marker": "o"} | RULES[label].line | {"markevery": 1}))
+        right.plot(
+            rates, bits, **({"marker": "o", "markersize": 4} | RULES[label].line | {"markevery": 1})
+        )
     tried = max(column(tables["rates"], "seconds"))
     title = f"Each rate after {tried:.0f} s"
     describe_axes(right, title, "learning rate (gap: diverged)", "bits per dimension")

@@ -181,5 +181,5 @@ def draw_bars(axes: "Axes", rows: Rows, title: str) -> None:
         if len(seconds) < len(every):
             end = max(seconds, default=0.0)
             axes.text(end, position, "  missed by some seeds", va="center", fontsize="small")
-    target = f"{float(rows[0]['target']):.0%} accuracy"
+    target = f"{100 * float(rows[0]['target']):g} % accuracy"
     describe_bars(axes, title, f"virtual time to {target} (s)")

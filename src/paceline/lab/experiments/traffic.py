@@ -118,7 +118,7 @@ def draw(tables: Tables) -> "Figure":
     megabytes = [finite(column(tables["race"], "megabytes", rule=rule)) for rule in rules]
     draw_seed_bars(right, rules, megabytes)
     target = float(tables["race"][0]["target"])
-    describe_bars(right, f"Transferred until {target:.0%} accuracy", "megabytes")
+    describe_bars(right, f"Transferred until {100 * target:g} % accuracy", "megabytes")
     legend_below(figure, left, right)
     return figure
 
