@@ -69,6 +69,12 @@ def test_smoothed_value_is_the_mean_around_the_point():
     assert smooth[-1].value == pytest.approx(2 / 3)
 
 
+def test_spike_is_smoothed_only_where_it_is():
+    points = [Point(float(n), n, 1e30 if n == 50 else 1.0) for n in range(100)]
+    smooth = smoothed(points, 0.04)
+    assert [n for n, point in enumerate(smooth) if point.value != 1.0] == [48, 49, 50, 51, 52]
+
+
 def test_short_curve_is_not_smoothed():
     points = [Point(float(n), n, float(n % 2)) for n in range(49)]
     assert smoothed(points, 0.04) == points

@@ -129,6 +129,16 @@ def test_all_policies_are_drawn_even_with_equal_times(tmp_path: Path) -> None:
     assert (tmp_path / "rules.png").stat().st_size > 1000
 
 
+def test_update_times_without_any_delay_are_drawn(tmp_path: Path) -> None:
+    check_figure(draw_comparison([run("sync", "0s"), run("async", "0s")], tmp_path / "rules.png"))
+
+
+def test_times_far_below_the_longest_are_cut_off(tmp_path: Path) -> None:
+    figure = draw_comparison([run("sync"), run("async", "50ms + exp:1us")], tmp_path / "rules.png")
+    shortest, longest = panel(figure, "How long an update takes").get_xlim()
+    assert 1000 < longest / shortest < 2000
+
+
 def test_comparison_begins_with_useful_dropped_and_waiting_time(tmp_path: Path) -> None:
     traces = [run("sync"), run("backup:1")]
     figure = draw_comparison(traces, tmp_path / "rules.png")

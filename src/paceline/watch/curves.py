@@ -4,8 +4,10 @@
 import operator
 from dataclasses import dataclass
 from math import inf
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
@@ -82,11 +84,11 @@ def smoothed(points: list[Point], share: float) -> list[Point]:
     half = int(share * len(points) / 2)
     if half == 0:
         return points
-    return [
-        point._replace(value=fmean(near.value for near in points[i - reach : i + reach + 1]))
-        for i, point in enumerate(points)
-        for reach in [min(half, i)]
-    ]
+    values, window = np.array([point.value for point in points]), np.ones(2 * half + 1)
+    counts = np.convolve(np.ones(len(values)), window, mode="same")
+    means = np.convolve(values, window, mode="same") / counts
+    means[:half] = [values[: 2 * i + 1].mean() for i in range(half)]
+    return [p._replace(value=mean) for p, mean in zip(points, means.tolist(), strict=True)]
 
 
 def final(trace: Trace, name: str) -> float | None:

@@ -82,7 +82,7 @@ _MARKERS = "os^Dv"
 
 
 def rule_colour(rule: str) -> str:
-    """Return the colour of a rule such as `backup:1`; a note after it doesn't matter."""
+    """Return the colour of a rule such as `backup:1`, also if a note follows it."""
     return RULE_COLOURS.get(_family(rule), OWN_RULE)
 
 
@@ -171,7 +171,7 @@ def describe_bars(axes: "Axes", title: str, xlabel: str) -> None:
     axes.set_xlim(0, None)
 
 
-def legend_below(figure: "FigureBase", *panels: "Axes", columns: int = 4, **options: Any) -> None:
+def legend_below(figure: "FigureBase", *panels: "Axes", columns: int = 4) -> None:
     """Put a legend of all distinct labels of the panels below them, where it covers no data."""
     found: dict[str, Any] = {}
     for axes in panels:
@@ -181,11 +181,10 @@ def legend_below(figure: "FigureBase", *panels: "Axes", columns: int = 4, **opti
         list(found.values()),
         list(found),
         loc="outside lower center",
-        ncols=min(columns, len(found)),
+        ncols=max(1, min(columns, len(found))),
         frameon=False,
         fontsize="small",
         handlelength=3,
-        **options,
     )
 
 
@@ -209,8 +208,8 @@ def plain_log(axes: "Axes", which: Literal["x", "y"]) -> None:
     axis.set_tick_params(which="minor", length=0)
 
 
-def label_target(axes: "Axes", value: float, text: str) -> None:
-    """Draw a target as a dashed line, and its text to the right of the panel."""
+def label_target(axes: "Axes", value: float, text: str = "") -> None:
+    """Draw a target as a dashed line, with a text to the right of the panel."""
     axes.axhline(value, color=GREY, linewidth=1, linestyle="--", zorder=1.5)
     axes.annotate(
         text,

@@ -33,7 +33,8 @@ from paceline.watch.figure_style import (
     tint,
     whole_numbers,
 )
-from paceline.watch.summary import Summary, summarize
+from paceline.watch.summary import Summary, start_time, summarize
+from paceline.watch.words import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +142,7 @@ def _draw_target_times(figure: "FigureBase", plan: PlannedTimes) -> None:
     axes.plot(plan.best, best, color=BACKUP, label=label, **star)
     describe_axes(
         axes,
-        f"Time to the target with {plan.workers} workers",
+        f"Time to the target with {plural(plan.workers, 'worker')}",
         "b, backup workers: an update doesn't wait for the b slowest",
         "time to the target (s)",
     )
@@ -176,7 +177,7 @@ def draw_comparison(traces: list[Trace], path: Path) -> "Figure":
     left, right = bottom.subplots(1, 2, sharey=True)
     for trace, summary in zip(traces, summaries, strict=True):
         answers = [g.t - g.asked_at for g in trace.gradients() if g.fate is not Fate.CANCELLED]
-        steps = np.diff([0.0, *(u.t for u in trace.updates())])
+        steps = np.diff([start_time(trace), *(u.t for u in trace.updates())])
         style = line_style(summary.policy)
         _draw_survival(left, np.array(answers), label=summary.policy, **style)
         _draw_survival(right, steps, label=summary.policy, **style)
@@ -229,7 +230,7 @@ def draw_curves(traces: list[Trace], name: str, target: Target | None, path: Pat
     describe_axes(right, f"{name} against data", "training samples used so far")
     right.xaxis.set_major_formatter("{x:,.0f}")
     if target is not None:
-        label_target(left, target.value, "")
+        label_target(left, target.value)
         label_target(right, target.value, f"target:\n{target.sign} {target.value:g}")
     legend_below(figure, left, columns=5)
     save(figure, path)
@@ -255,8 +256,8 @@ def _describe_survival(axes: "Axes", title: str, xlabel: str, ylabel: str) -> No
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     times = np.concatenate([line.get_xdata() for line in axes.get_lines()])
-    shortest, longest = times[times > 0].min(), times.max()
+    shortest, longest = times.min(initial=np.inf), times.max(initial=0.0)
     if longest > WIDE * shortest:
-        plain_log(axes, "x")
         if longest > WIDEST * shortest:  # two updates of `async` can follow each other at once
-            axes.set_xlim(longest / WIDEST, None)
+            axes.set_xlim(longest / WIDEST, 1.5 * longest)
+        plain_log(axes, "x")
