@@ -51,6 +51,7 @@ def planned(workers: int = 4, least: int = 0) -> PlannedTimes:
         seconds=seconds,
         intervals=[(s - 1, s + 1) for s in seconds],
         best=least,
+        baseline=least,
     )
 
 
@@ -117,6 +118,16 @@ def test_plan_of_a_recording_with_backups_counts_b_from_all_workers(tmp_path: Pa
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert lines["expected time with backup:b"].get_xdata().tolist() == [3, 2, 1]
     assert "time with backup:1" in lines
+
+
+def test_plan_shows_the_case_that_every_gradient_counts(tmp_path: Path) -> None:
+    times = replace(planned(), worst_seconds=[400.0, 200.0, 60.0, 29.0])
+    figure = draw_plan(times, None, tmp_path / "plan.png")
+    check_figure(figure)
+    lines = {line.get_label(): line for line in panel(figure, "Time to the target").get_lines()}
+    shown = lines["the same, if every gradient counts"]
+    assert shown.get_xdata().tolist() == [3, 2, 1, 0]
+    assert shown.get_ydata().tolist() == [400.0, 200.0, 60.0, 29.0]
 
 
 def test_plan_without_intervals_is_drawn(tmp_path: Path) -> None:

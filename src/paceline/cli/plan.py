@@ -187,5 +187,6 @@ def _draw(result: Plan, cluster: Cluster, spec: RunSpec, path: Path) -> None:
         seconds=[o.seconds for o in result.options],
         intervals=[(o.interval.low, o.interval.high) for o in result.options if o.interval],
         best=result.best.backups,
+        baseline=result.options[-1].backups,
     )
     draw_plan(planned, arrivals, path)

@@ -66,6 +66,10 @@ class PlannedTimes:
     """The 95 % intervals of `seconds`; empty if there are none."""
     best: int
     """The recommended b."""
+    baseline: int = 0
+    """The b that it is compared with."""
+    worst_seconds: Sequence[float] = ()
+    """The time to the target if every gradient counts the same; empty if that is not in doubt."""
 
     @property
     def backups(self) -> list[int]:
@@ -122,15 +126,19 @@ def _draw_target_times(figure: "FigureBase", plan: PlannedTimes) -> None:
     axes, backups = figure.subplots(), plan.backups
     if plan.intervals:
         low, high = np.array(plan.intervals).T
-        band: dict[str, Any] = {"color": tint(BACKUP), "linewidth": 0, "label": "95 % interval"}
+        label = "95 % interval, of the time per update only"
+        band: dict[str, Any] = {"color": tint(BACKUP), "linewidth": 0, "label": label}
         axes.fill_between(backups, low, high, **band)
     marker = "o" if len(backups) <= MARKED else ""
     line: dict[str, Any] = {"color": BACKUP, "marker": marker, "markersize": 4}
     axes.plot(backups, plan.seconds, label="expected time with backup:b", **line)
-    least = backups[-1]
-    rule = "sync" if least == 0 else f"backup:{least}"
+    if plan.worst_seconds:
+        line = {"color": BACKUP, "linestyle": ":"}
+        axes.plot(backups, plan.worst_seconds, label="the same, if every gradient counts", **line)
+    rule = f"backup:{plan.baseline}" if plan.baseline else "sync"
+    compared = plan.seconds[backups.index(plan.baseline)]
     line = {"color": rule_colour(rule), "linewidth": 1, "linestyle": "--"}
-    axes.axhline(plan.seconds[-1], label=f"time with {rule}", **line)
+    axes.axhline(compared, label=f"time with {rule}", **line)
     best = plan.seconds[backups.index(plan.best)]
     label = f"recommended: b = {plan.best}"
     star: dict[str, Any] = {
@@ -147,9 +155,10 @@ def _draw_target_times(figure: "FigureBase", plan: PlannedTimes) -> None:
         "time to the target (s)",
     )
     # Far from the best b the time grows without bound, so show only what is near it.
-    axes.set_ylim(0, 2 * plan.seconds[-1])
+    highest = max([*plan.seconds, *plan.worst_seconds, *(high for _, high in plan.intervals)])
+    axes.set_ylim(0, min(2 * compared, 1.1 * highest))
     whole_numbers(axes.xaxis)
-    legend_below(figure, axes)
+    legend_below(figure, axes, columns=3)
 
 
 def _draw_step_times(figure: "FigureBase", plan: PlannedTimes) -> None:
