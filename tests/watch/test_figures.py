@@ -108,7 +108,7 @@ def test_plan_marks_the_recommended_b_and_the_line_of_sync(tmp_path: Path) -> No
     axes = panel(draw_some_plan(tmp_path / "plan.png"), "Time to the target with 4 workers")
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert lines["expected time with backup:b"].get_xdata().tolist() == [3, 2, 1, 0]
-    assert lines["recommended: b = 0"].get_xdata() == [0]
+    assert lines["recommended: sync"].get_xdata() == [0]
     assert set(lines["time with sync"].get_ydata()) == {29.0}
 
 

@@ -129,25 +129,22 @@ def _draw_target_times(figure: "FigureBase", plan: PlannedTimes) -> None:
         label = "95 % interval, of the time per update only"
         band: dict[str, Any] = {"color": tint(BACKUP), "linewidth": 0, "label": label}
         axes.fill_between(backups, low, high, **band)
-    marker = "o" if len(backups) <= MARKED else ""
-    line: dict[str, Any] = {"color": BACKUP, "marker": marker, "markersize": 4}
-    axes.plot(backups, plan.seconds, label="expected time with backup:b", **line)
+    axes.plot(backups, plan.seconds, label="expected time with backup:b", **_dots(plan))
     if plan.worst_seconds:
-        line = {"color": BACKUP, "linestyle": ":"}
-        axes.plot(backups, plan.worst_seconds, label="the same, if every gradient counts", **line)
-    rule = f"backup:{plan.baseline}" if plan.baseline else "sync"
+        label = "the same, if every gradient counts"
+        axes.plot(backups, plan.worst_seconds, ":", color=BACKUP, label=label)
+    rule = _rule(plan.baseline)
     compared = plan.seconds[backups.index(plan.baseline)]
-    line = {"color": rule_colour(rule), "linewidth": 1, "linestyle": "--"}
+    line: dict[str, Any] = {"color": rule_colour(rule), "linewidth": 1, "linestyle": "--"}
     axes.axhline(compared, label=f"time with {rule}", **line)
-    best = plan.seconds[backups.index(plan.best)]
-    label = f"recommended: b = {plan.best}"
+    best, rule = plan.seconds[backups.index(plan.best)], _rule(plan.best)
     star: dict[str, Any] = {
         "marker": "*",
         "markersize": 15,
         "markeredgecolor": "black",
         "linestyle": "",
     }
-    axes.plot(plan.best, best, color=BACKUP, label=label, **star)
+    axes.plot(plan.best, best, color=rule_colour(rule), label=f"recommended: {rule}", **star)
     describe_axes(
         axes,
         f"Time to the target with {plural(plan.workers, 'worker')}",
@@ -164,7 +161,8 @@ def _draw_target_times(figure: "FigureBase", plan: PlannedTimes) -> None:
 def _draw_step_times(figure: "FigureBase", plan: PlannedTimes) -> None:
     axes = figure.subplots()
     for (late, values), style in zip(plan.step_s.items(), ("-", "--"), strict=False):
-        axes.plot(plan.needed, values, style, color=BACKUP, label=LATE_LABELS.get(late, late))
+        label = LATE_LABELS.get(late, late)
+        axes.plot(plan.needed, values, linestyle=style, label=label, **_dots(plan))
     describe_axes(
         axes,
         "How long an update takes",
@@ -174,6 +172,16 @@ def _draw_step_times(figure: "FigureBase", plan: PlannedTimes) -> None:
     axes.set_ylim(0, None)
     whole_numbers(axes.xaxis)
     legend_below(figure, axes, columns=1)
+
+
+def _rule(backups: int) -> str:
+    return f"backup:{backups}" if backups else "sync"
+
+
+def _dots(plan: PlannedTimes) -> dict[str, Any]:
+    """Return the look of a line with a value for each N, with dots unless there are too many."""
+    marker = "o" if len(plan.needed) <= MARKED else ""
+    return {"color": BACKUP, "marker": marker, "markersize": 4}
 
 
 def draw_comparison(traces: list[Trace], path: Path) -> "Figure":
