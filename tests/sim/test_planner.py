@@ -10,7 +10,7 @@ from paceline.errors import SpecError
 from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import every_gradient_counts, noise_scale
-from paceline.sim.planner import plan
+from paceline.sim.planner import FLAT, plan
 from paceline.sim.recorded_times import recorded_times
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -59,11 +59,12 @@ def test_step_time_grows_with_n_and_finishing_is_never_faster_than_cancelling(
 
     assert np.all(np.diff(cancel) >= 0)
     assert np.all(finish >= cancel * (1 - 0.02))
-    # The best minimises what it says it minimises, and sync is the last row.
+    # The best is within 2 % of the least time, with the fewest backups; sync is the last row.
     result = planned(latency)
-    assert result.best.seconds == min(o.seconds for o in options)
-    assert result.sync.backups == 0
-    assert result.gain == pytest.approx(result.sync.seconds / result.best.seconds)
+    limit = min(o.seconds for o in options) * (1 + FLAT)
+    assert result.best is [o for o in result.options if o.seconds <= limit][-1]
+    assert result.baseline.backups == 0
+    assert result.gain.least == pytest.approx(result.baseline.seconds / result.best.seconds)
 
 
 def test_time_to_target_is_step_time_times_updates_and_machine_hours_count_all_machines():
@@ -76,7 +77,7 @@ def test_constant_times_need_no_backups():
     result = plan(Cluster.parse("1s"), RunSpec(workers=4), every_gradient_counts(4, 1000))
 
     assert result.best.backups == 0
-    assert result.gain == 1.0
+    assert result.gain == (1.0, 1.0)
     assert "Use sync" in result.sentence()
     assert result.cheapest.machines == 4
 
@@ -106,8 +107,8 @@ def test_cheapest_option_uses_fewer_machines_and_is_no_slower_than_sync():
 
     assert result.cheapest is not None
     assert result.cheapest.machines <= 7
-    assert result.cheapest.seconds <= result.sync.seconds
-    assert result.cheapest.machine_hours < result.sync.machine_hours
+    assert result.cheapest.seconds <= result.baseline.seconds
+    assert result.cheapest.machine_hours < result.baseline.machine_hours
     assert result.cheapest.machine_hours <= result.best.machine_hours * 1.01
 
 
@@ -173,7 +174,7 @@ def test_updates_with_fewer_contributions_count_for_less():
     half = plan(dead, spec, every_gradient_counts(4, 1000))
     whole = plan(alive, spec, every_gradient_counts(4, 1000))
 
-    assert half.sync.seconds == pytest.approx(2 * whole.sync.seconds, rel=0.03)
+    assert half.baseline.seconds == pytest.approx(2 * whole.baseline.seconds, rel=0.03)
     assert half.cheapest is None
 
 
@@ -200,7 +201,7 @@ def test_worker_with_a_single_recorded_time_does_not_spoil_a_plan():
         for s in (1, 2)
     )
 
-    assert one.sync.seconds == pytest.approx(other.sync.seconds, rel=0.03)
+    assert one.baseline.seconds == pytest.approx(other.baseline.seconds, rel=0.03)
 
 
 def test_plan_for_many_workers_simulates_some_n():

@@ -2,22 +2,20 @@
 """What is printed when a run ends: its report, and the planner's advice."""
 
 import shutil
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from textwrap import fill
 
 from paceline.cli.simulation_inputs import batch_of, convergence_of
 from paceline.core.policies import Backup, Sync, parse_policy
 from paceline.errors import PacelineError, SpecError, TraceError
-from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
+from paceline.sim.pilot import study
 from paceline.sim.planner import FLAT, Option, Plan, plan
-from paceline.sim.recorded_times import Recording, recorded_times
+from paceline.sim.recorded_times import Recording
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
-from paceline.trace.schema import Gradient, Header, Trace
+from paceline.trace.schema import Header, Trace
 from paceline.watch.report import report
 from paceline.watch.summary import split
 
@@ -26,9 +24,8 @@ __all__ = ["print_report", "report_lines"]
 LARGE_BYTES = 100_000_000  # a larger trace takes too long to read unasked
 
 # Limits that keep planning fast:
-RECENT = 20_000  # plan from this many gradients at the end of the trace
+RECENT = 20_000  # plan from this many records at the end of the trace
 MOST_WORKERS = 100
-LEAST_GRADIENTS = 20  # per worker; fewer are not enough to plan from
 
 UPDATES = 1000.0  # to a hypothetical target; only ratios are printed
 
@@ -60,48 +57,50 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def _planned(trace: Trace, path: Path) -> list[str]:
-    """Return the planner's advice, or nothing if the trace doesn't allow any."""
+    """Return the planner's advice, or why there is none."""
     header = split(trace)[-1].header
+    if header.workers < 2:
+        return []
+    if header.workers > MOST_WORKERS:
+        return [f"To find the best b: paceline plan --trace {path}"]
     try:
-        recording = recorded_times(_recent(trace), header.seed, with_travel=True)
+        pilot = study(_recent(trace, header), header.seed)
+        recording = pilot.recording
         workers = len(recording.times)
-        short = median(map(len, recording.times.values())) < LEAST_GRADIENTS
-        if workers < 2 or short:
-            return []
-        if workers > MOST_WORKERS:
-            return [f"To find the best b: paceline plan --trace {path}"]
         spec = RunSpec(workers=workers, late=header.late, seed=header.seed)
         batch = batch_of(trace)
-        cluster = replace(Cluster.parse("0s", batch=batch), times=Recorded(recording.times))
-        result = plan(cluster, spec, convergence_of(trace, batch, workers, UPDATES))
-    except PacelineError:
-        return []
+        cluster = replace(Cluster.parse("0s", batch=batch), times=recording.model())
+        convergence = convergence_of(trace, batch, workers, UPDATES)
+        result = plan(cluster, spec, convergence, most=recording.finished)
+    except PacelineError as error:
+        return [f"No advice on the number of backups: {error}."]
     return [
         f"{_choice(header, result)} {_caveat(recording, result)} "
         f"Details: paceline plan --trace {path}"
     ]
 
 
-def _recent(trace: Trace) -> Trace:
-    """Return a trace of only the last gradients."""
-    records: deque[Gradient] = deque(trace.gradients(), maxlen=RECENT)
-    return Trace(trace.header, list(records))
+def _recent(trace: Trace, header: Header) -> Trace:
+    """Return only the end of the trace."""
+    return Trace(header, trace.records[-RECENT:])
 
 
 def _choice(header: Header, result: Plan) -> str:
-    """Recommend a rule, compared with the one that ran if the planner knows it, else with sync."""
-    ran = _as_run(header, result)
-    name = header.policy if ran is not None else "sync"
-    was = result.sync if ran is None else ran
-    best = result.best
-    gain = was.seconds / best.seconds
-    if gain <= 1 + FLAT:
+    """Recommend a rule, compared with the one that ran if the planner knows it."""
+    was = _as_run(header, result) or result.baseline
+    name, best = was.rule, result.best
+    gain = best.gain_over(was)
+    if gain.least <= 1 + FLAT:
         flat = f"{100 * FLAT:.0f} %"
+        if result.baseline.backups:
+            return (
+                f"Judging by these times, no larger b than that of {name} is better by more than "
+                f"{flat}; whether a smaller one is, they can't tell, because late work was cancelled."
+            )
         return f"Judging by these times, no b is better than {name} by more than {flat}."
-    rule = f"backup:{best.backups}" if best.backups else "sync"
     return (
-        f"Judging by these times, {rule} (waiting for {best.needed} of {best.machines} workers) "
-        f"would reach the same target {gain:.2f} times as fast as {name}."
+        f"Judging by these times, {best.rule} (waiting for {best.needed} of {best.machines} workers) "
+        f"would reach the same target {gain.words()} times as fast as {name}."
     )
 
 

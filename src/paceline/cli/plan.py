@@ -52,10 +52,11 @@ def run(options: PlanOptions) -> None:
     compared = _compared(options.policies, spec)
     check_ending(options.plot)
     with DelayedProgressBar("planning") as bar:
-        result = plan(cluster, spec, convergence, bar.show)
+        result = plan(cluster, spec, convergence, bar.show, inputs.most_needed)
     if inputs.recording is not None:
-        note = f"recording: {inputs.recording.left_to_chance()}"
-        result = replace(result, assumptions=(*result.assumptions, note))
+        notes = [f"recording: {inputs.recording.left_to_chance()}"]
+        notes += [f"check: {inputs.pilot.agreement()}"] if inputs.pilot is not None else []
+        result = replace(result, assumptions=(*result.assumptions, *notes))
     summaries = [
         _compare(each, result, cluster, replace(spec, steps=COMPARED_STEPS)) for each in compared
     ]
@@ -138,18 +139,27 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
             *(human_seconds(o.step_s[late]) if late in o.step_s else "-" for late in LATES),
             f"{o.updates:,.0f}",
             human_seconds(o.seconds),
-            f"{result.sync.seconds / o.seconds:.2f}",
+            o.gain_over(result.baseline).words(),
             three_digits(o.machine_hours),
         ]
         for o in reversed(shown)
     ]
     title = f"{workers} workers; time per update with late work cancelled, and with it finished"
-    columns = ["N", "b", "cancelled", "finished", "updates", "to target", "x sync", "machine-h"]
+    columns = [
+        "N",
+        "b",
+        "cancelled",
+        "finished",
+        "updates",
+        "to target",
+        f"x {result.baseline.rule}",
+        "machine-h",
+    ]
     print_table(title, columns, rows)
     print(result.sentence())
     cheap = result.cheapest
     if cheap is not None and cheap.machines < workers:
-        share = 1 - cheap.machine_hours / result.sync.machine_hours
+        share = 1 - cheap.machine_hours / result.baseline.machine_hours
         print(
             f"Cheapest choice that is no slower than sync: the {cheap.machines} fastest machines "
             f"with backup:{cheap.backups}, {three_digits(cheap.machine_hours)} machine-hours "
@@ -183,7 +193,7 @@ def _draw(result: Plan, cluster: Cluster, spec: RunSpec, path: Path) -> None:
     planned = PlannedTimes(
         workers=spec.workers,
         needed=[o.needed for o in result.options],
-        step_s={late: [o.step_s[late] for o in result.options] for late in result.sync.step_s},
+        step_s={late: [o.step_s[late] for o in result.options] for late in result.baseline.step_s},
         seconds=[o.seconds for o in result.options],
         intervals=[(o.interval.low, o.interval.high) for o in result.options if o.interval],
         best=result.best.backups,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from paceline.cli.verb_options import PlanOptions, SimulateOptions
 from paceline.errors import SpecError, TraceError
-from paceline.latency import Recorded
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
     Convergence,
+    at_least,
     estimate_noise_scale,
     every_gradient_counts,
-    noise_scale,
 )
+from paceline.sim.pilot import Pilot, study
 from paceline.sim.recorded_times import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace, trace_file
@@ -41,6 +41,14 @@ class Inputs:
     spec: RunSpec
     trace: Trace | None  # where the computation times come from
     recording: Recording | None  # those times; None iff there is no trace
+    pilot: Pilot | None = None  # not None if they can be compared with the run's own updates
+
+    @property
+    def most_needed(self) -> int | None:
+        """The largest N that the times say something about; None: all N."""
+        if self.recording is None or self.spec.workers != len(self.recording.times):
+            return None
+        return self.recording.finished
 
 
 def read_inputs(
@@ -60,11 +68,15 @@ def read_inputs(
         options.faults,
         DEFAULT_BATCH if options.batch is None else options.batch,
     )
-    source = recording = None
+    source = recording = pilot = None
     if trace is not None:
         source = read_trace(trace_file(trace))
-        recording = recorded_times(source, options.seed, with_travel=not options.network)
-        times = Replayed(recording) if in_order else Recorded(recording.times)
+        if not in_order and not options.network:
+            pilot = study(source, options.seed)
+            recording = pilot.recording
+        else:
+            recording = recorded_times(source, options.seed, with_travel=not options.network)
+        times = Replayed(recording) if in_order else recording.model()
         cluster = replace(cluster, times=times)
         workers = len(recording.times) if workers is None else workers
     spec = RunSpec(
@@ -72,7 +84,7 @@ def read_inputs(
         late=options.late,
         seed=options.seed,
     )
-    return Inputs(cluster, spec, source, recording)
+    return Inputs(cluster, spec, source, recording, pilot)
 
 
 def batch_of(trace: Trace) -> int:
@@ -82,9 +94,9 @@ def batch_of(trace: Trace) -> int:
 
 
 def convergence_of(trace: Trace, batch: int, workers: int, updates: float) -> Convergence:
-    """Estimate how many updates each N needs, from the gradient norms in the trace if any."""
+    """Limit how many updates each N needs, from the gradient norms in the trace if any."""
     try:
         samples = estimate_noise_scale(without_lost(trace))
     except TraceError:
         return every_gradient_counts(workers, updates)
-    return noise_scale(samples, batch, workers, updates)
+    return at_least(samples, batch, workers, updates)

@@ -6,7 +6,7 @@
     sum      := term ('+' term)*                            independent times
     term     := [percent] (duration | name ':' settings)    with this probability, otherwise 0
     modifier := 'worker' ids 'x' factor                     always this many times slower
-              | 'phases x' factor 'for' duration 'every' duration ['on worker' ids]
+              | 'phases x' factor 'for' duration 'every' duration ['on worker' ids] ['together']
 
 Ids look like 7 or 0,3-5. In alternatives, the first percentage is the weight of the alternative;
 otherwise it belongs to its term. `str` of a parsed value parses back to an equal value.
@@ -41,7 +41,7 @@ __all__ = ["parse_latency"]
 _PLUS = re.compile(r"(?<!\d[eE])\+")  # not the plus of 1e+3
 _SLOWER = re.compile(r"workers?\s*(.*?)\s*x\s*(.*)")
 _PHASES = re.compile(
-    r"phases\s*x\s*(.*?)\s*for\s*(.*?)\s*every\s*(.*?)\s*(?:on\s*workers?\s*(.*))?"
+    r"phases\s*x\s*(.*?)\s*for\s*(.*?)\s*every\s*(.*?)\s*(?:on\s*workers?\s*(.*?))?\s*(together)?"
 )
 
 
@@ -69,7 +69,8 @@ def _modify(latency: Latency, text: str) -> Latency:
         factor = parse_number(found[1], "factor")
         lengths = parse_seconds(found[2], "for"), parse_seconds(found[3], "every")
         workers = None if found[4] is None else parse_ids(found[4])
-        return replace(latency, phases=(*latency.phases, Phases(factor, *lengths, workers)))
+        phases = Phases(factor, *lengths, workers, together=found[5] is not None)
+        return replace(latency, phases=(*latency.phases, phases))
     raise SpecError(f"{text!r} is not a modifier")
 
 

@@ -7,7 +7,8 @@ factors and slow `Phases`, `Recorded` from a recording.
 Theory of operation: the k-th time of a worker depends only on the seed, the worker and k. Times are
 drawn in blocks of a fixed size from the worker's own generator. Each kind of phases has a generator
 of its own, so adding phases multiplies the same times. No generator is created, and nothing is
-drawn, before the first time is requested.
+drawn, before the first time is requested. What workers share, such as phases that slow them down
+together, is drawn from a generator that doesn't depend on the worker.
 """
 
 from bisect import bisect_left
@@ -34,6 +35,8 @@ _BLOCK = 256
 _FACTOR_MAX = 1e6
 _WORKER_MAX = 999_999
 
+_SHARED = _WORKER_MAX + 1  # instead of a worker, in the key of a generator
+
 # After this many cycles of slow and normal the state is independent of the last known one (the
 # correlation is below exp(-4000)), so it is drawn again instead of simulated step by step.
 _FORGOTTEN_CYCLES = 1000
@@ -44,13 +47,14 @@ class Phases:
     """Slow phases: a worker alternates between normal and slow, at random.
 
     The lengths of both are exponential. The initial state is drawn from the stationary
-    distribution, and every worker alternates independently.
+    distribution. Workers alternate independently, unless they are slow `together`.
     """
 
     factor: float  # a computation started in a slow phase takes this many times as long
     lasting: float  # the mean length of a slow phase, in seconds
     every: float  # the mean time between two slow phases, in seconds
     workers: tuple[int, ...] | None = None  # the workers concerned, ascending; None: all
+    together: bool = False  # whether all of these workers are slow at the same times
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", _check_factor(self.factor))
@@ -80,7 +84,8 @@ class Phases:
     def __str__(self) -> str:
         lengths = f"for {format_seconds(self.lasting)} every {format_seconds(self.every)}"
         where = "" if self.workers is None else f" on {format_ids(self.workers)}"
-        return f"phases x{format_number(self.factor)} {lengths}{where}"
+        together = " together" if self.together else ""
+        return f"phases x{format_number(self.factor)} {lengths}{where}{together}"
 
 
 class TimeStream:
@@ -95,8 +100,14 @@ class TimeStream:
             raise SpecError(f"seed must be >= 0, got {seed}")
         self._times = chain.from_iterable(_blocks(draw, worker, seed))
         # Numbered per worker, so that phases of other workers change nothing here.
-        own = [phase for phase in phases if phase.is_on(worker)]
-        self._walks = tuple(_Walk(phase, (worker, i), seed) for i, phase in enumerate(own, 1))
+        own = [phase for phase in phases if phase.is_on(worker) and not phase.together]
+        walks: list[_Walk | _SharedWalk]
+        walks = [_Walk(phase, (worker, i), seed) for i, phase in enumerate(own, 1)]
+        shared = [phase for phase in phases if phase.together]
+        walks += [
+            _SharedWalk(phase, i, seed) for i, phase in enumerate(shared) if phase.is_on(worker)
+        ]
+        self._walks = tuple(walks)
 
     def take(self, start: float) -> float:
         """Return the next time, for a computation that starts at `start`; never go back in time."""
@@ -188,11 +199,13 @@ class Recorded:
     """A `TimeModel` that resamples recorded times with a circular block bootstrap.
 
     Each worker draws contiguous blocks of its own sequence at random positions, wrapping around at
-    the end, so that slow periods of the recording stay together (Politis & Romano 1992).
+    the end, so that slow periods of the recording stay together (Politis & Romano 1992). With
+    `together`, all workers draw the same positions, so slowness that they share stays, too.
     """
 
     times: Mapping[int, Floats]  # the times of each worker, in order; copied
     block: int | None = None  # times per block; None: the square root of the worker's count
+    together: bool = False  # the k-th times of all workers were measured at the same time
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
@@ -207,6 +220,8 @@ class Recorded:
             if wrong.size:
                 raise SpecError(f"times of worker {worker} must be >= 0 and finite, got {wrong[0]}")
             times.setflags(write=False)
+        if self.together and len({times.size for times in copies.values()}) > 1:
+            raise SpecError("workers that were recorded together must have equally many times")
         object.__setattr__(self, "times", copies)
 
     @property
@@ -229,6 +244,9 @@ class Recorded:
             begins = rng.integers(times.size, size=(count, 1))
             return np.take(times, (begins + offsets).ravel(), mode="wrap")
 
+        if self.together:
+            common = _generator(seed, (_SHARED, 0))
+            return TimeStream(lambda _: draw(common), worker, seed)
         return TimeStream(draw, worker, seed)
 
     def __str__(self) -> str:
@@ -276,13 +294,48 @@ class _Walk:
         self._until = start - gap
 
 
+class _SharedWalk:
+    """An alternation that is the same for all workers, whenever they look at it.
+
+    So it must not depend on when this worker has looked before: time is divided into segments, each
+    with a generator of its own.
+    """
+
+    __slots__ = ("_key", "_length", "_phases", "_rng", "_seed", "_segment", "_slow", "_until")
+
+    def __init__(self, phases: Phases, number: int, seed: int) -> None:
+        self._phases = phases
+        self._key = (_SHARED, number + 1)
+        self._seed = seed
+        self._length = _FORGOTTEN_CYCLES * (phases.lasting + phases.every)
+        self._segment = -1
+        self._rng: np.random.Generator  # of the segment
+        self._slow = False
+        self._until = 0.0  # when the current state ends, in seconds after the segment began
+
+    def factor_at(self, start: float) -> float:
+        segment, since = divmod(start, self._length)
+        if segment != self._segment:
+            self._segment = int(segment)
+            self._rng = _generator(self._seed, (*self._key, self._segment))
+            self._slow = self._rng.random() < self._phases.share
+            self._until = self._draw()
+        while since >= self._until:
+            self._slow = not self._slow
+            self._until += self._draw()
+        return self._phases.factor if self._slow else 1.0
+
+    def _draw(self) -> float:
+        return self._rng.exponential(self._phases.lasting if self._slow else self._phases.every)
+
+
 def _blocks(draw: Draw, worker: int, seed: int) -> Iterator[list[float]]:
     rng = _generator(seed, (worker, 0))
     while True:
         yield draw(rng).tolist()
 
 
-def _generator(seed: int, key: tuple[int, int]) -> np.random.Generator:
+def _generator(seed: int, key: tuple[int, ...]) -> np.random.Generator:
     # Use a spawn key, not a list as the seed: [1] and [1, 0] would seed the same generator, and so
     # would one large number and two small ones.
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from paceline.errors import SpecError
-from paceline.latency import Latency, Recorded, TimeModel, parse_latency
+from paceline.latency import Latency, TimeModel, parse_latency
 from paceline.sim.faults import Fault, parse_faults
 from paceline.sim.network import Network, parse_network
 from paceline.sim.recorded_times import recorded_times
@@ -25,7 +25,7 @@ def parse_times(text: str, *, with_travel: bool) -> TimeModel:
             raise SpecError("a latency from a trace must name its file, as in trace:run.jsonl")
         trace = read_trace(trace_file(path.strip()))
         recording = recorded_times(trace, seed=0, with_travel=with_travel)
-        return Recorded(recording.times)
+        return recording.model()
     return parse_latency(text)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How many updates a target needs if each update takes N gradients.
 
-With fewer gradients an update is noisier, so more updates are needed. There are three models:
+With fewer gradients an update is noisier, so more updates are needed. There are four models:
 
     every_gradient_counts   updates ∝ 1/N: only noise matters. This is the most pessimistic model
                             about dropping work, and the default
@@ -9,8 +9,13 @@ With fewer gradients an update is noisier, so more updates are needed. There are
                             B_noise the gradient noise scale (McCandlish et al. 2018)
     measured                interpolates a table of N and the updates that were needed
 
-Each model describes its assumption in words. The first two are calibrated so that N = W, full
-synchronous training, needs the given number of updates.
+    at_least                a noise scale that is only known to be at least this large: the noise
+                            scale grows while a model trains, so a short pilot run measures far too
+                            small a value
+
+Each model describes its assumption in words. All but the table are calibrated so that N = W, full
+synchronous training, needs the given number of updates. A model that isn't sure has several
+`scenarios`; the planner then chooses the N that does well in all of them.
 """
 
 import csv
@@ -29,6 +34,7 @@ from paceline.trace.schema import Gradient, Trace
 
 __all__ = [
     "Convergence",
+    "at_least",
     "estimate_noise_scale",
     "every_gradient_counts",
     "measured",
@@ -37,14 +43,24 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+Updates = Callable[[Floats], Floats]
+
+NOISE_LEVELS = 25  # scenarios between the smallest noise scale and infinity
+NOISE_MOST = 100.0  # the largest finite one, in batches of all workers; above, it's like infinity
 
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
     """The number of updates that a target needs, as a function of the contributions N."""
 
-    updates: Callable[[Floats], Floats]
+    updates: Updates
     assumption: str
+    others: tuple[Updates, ...] = ()  # that are possible, too
+
+    @property
+    def scenarios(self) -> tuple[Updates, ...]:
+        """All functions that are possible, the most likely one first."""
+        return self.updates, *self.others
 
 
 def every_gradient_counts(workers: int, updates: float) -> Convergence:
@@ -70,6 +86,23 @@ def noise_scale(samples: float, batch: int, workers: int, updates: float) -> Con
         needed,
         f"the number of updates is proportional to 1 + {samples:.4g}/(N x {batch}): a gradient "
         f"noise scale of {samples:.4g} samples, constant over the run",
+    )
+
+
+def at_least(samples: float, batch: int, workers: int, updates: float) -> Convergence:
+    """Assume a noise scale between `samples` and infinity."""
+    estimate = noise_scale(samples, batch, workers, updates)
+    if np.isinf(samples):
+        return estimate
+    most = NOISE_MOST * workers * batch
+    levels = np.geomspace(max(samples, batch / 100), max(samples, most), NOISE_LEVELS)
+    scales = [*levels[1:].tolist(), np.inf]
+    return Convergence(
+        estimate.updates,
+        f"the number of updates is proportional to 1 + B/(N x {batch}), where the gradient noise "
+        f"scale B is between the {samples:.4g} samples of the recording and infinity, because it "
+        "grows during training",
+        tuple([noise_scale(scale, batch, workers, updates).updates for scale in scales]),
     )
 
 

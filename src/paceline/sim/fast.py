@@ -62,8 +62,14 @@ class Round:
     takes_part: NDArray[np.bool_]  # whether the worker starts before the version is closed
 
 
-def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
-    """Yield the versions of `backup`, for each N in `needed`, one after the other."""
+def barrier_rounds(
+    times: Floats, needed: Ints, late: Late, *, by_version: bool = False
+) -> Iterator[Round]:
+    """Yield the versions of `backup`, for each N in `needed`, one after the other.
+
+    A worker's computations take its times one after the other. With `by_version`, one that begins
+    in the k-th version takes the k-th time, so that times that were measured together stay so.
+    """
     workers, rounds = times.shape
     plans = np.arange(len(needed))
     columns = np.arange(workers)
@@ -72,7 +78,7 @@ def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
     turn = np.zeros((len(needed), workers), dtype=np.int64)
     for number in range(1, rounds + 1):
         began = np.maximum(free_at, opened[:, None])
-        arrives = began + times[columns, turn]
+        arrives = began + (times[:, number - 1] if by_version else times[columns, turn])
         closed = np.sort(arrives, axis=1)[plans, needed - 1]
         takes_part = began <= closed[:, None]
         yield Round(number, opened, began, arrives, closed, turn, takes_part)
@@ -84,11 +90,17 @@ def barrier_rounds(times: Floats, needed: Ints, late: Late) -> Iterator[Round]:
         opened = closed
 
 
-def version_durations(times: Floats, needed: Ints, late: Late) -> Floats:
-    """Return how long each version lasts: one row per version, one column per N in `needed`."""
+def version_durations(
+    times: Floats, needed: Ints, late: Late, *, by_version: bool = False
+) -> Floats:
+    """Return how long each version lasts: one row per version, one column per N in `needed`.
+
+    `by_version`: as for `barrier_rounds`.
+    """
     if late == "cancel":  # all workers start together, so this is the N-th order statistic
         return np.asarray(np.sort(times.T, axis=1)[:, needed - 1])
-    closed = np.stack([each.closed for each in barrier_rounds(times, needed, late)])
+    rounds = barrier_rounds(times, needed, late, by_version=by_version)
+    closed = np.stack([each.closed for each in rounds])
     return np.diff(closed, axis=0, prepend=0.0)
 
 

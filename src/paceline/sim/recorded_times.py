@@ -8,12 +8,18 @@ Meier). If the worker has no longer time, the draw is from the finished times of
 there is none either, only the lower bound is known and used. Both cases are counted, so that a
 report can say how many times were drawn and how many are too optimistic.
 
+If the run had a barrier, so that every gradient was for the next update, all workers began each
+version together. Then the times are also kept by version, so that they can be drawn together: a
+slow network or a busy machine slows down several workers at once, and independent draws would hide
+that.
+
 If the new simulation has no network of its own, the time that parameters and gradients spent in
 transit in the recording counts as computation time.
 """
 
 from bisect import bisect_right, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +28,15 @@ from numpy.typing import NDArray
 from paceline.core.events import Fate
 from paceline.errors import TraceError
 from paceline.latency import Recorded, TimeStream
-from paceline.trace.schema import Gradient, Trace
+from paceline.trace.schema import Gradient, Restored, Trace
 
 __all__ = ["Recording", "Replayed", "recorded_times"]
 
 Floats = NDArray[np.float64]
+Version = tuple[int, int]  # how often the run was restored before, and the version
 
 ROUNDING_S = 1e-9  # smaller differences between times are rounding errors
+CANCELLED_MAX = 0.02  # share of the computations; the end of a run cancels some, too
 LONGER = 1 + 1e-9  # a censored time exceeds its bound by at least this factor
 
 
@@ -39,11 +47,29 @@ class Recording:
     times: dict[int, Floats]
     drawn: int  # how many were cancelled in the trace, and completed by a random draw
     bounds: int  # how many were cancelled after a longer time than any gradient took
+    by_version: dict[int, Floats] | None = None
+    """The time of each worker in each version; None: the run had no barrier.
+
+    A worker that took no part in a version, because it was late or dead, has one of its other
+    times.
+    """
+
+    finished: int | None = None
+    """How many workers usually finished a version; None: all did, or the run had no barrier.
+
+    If a run cancels late work, nobody knows how long the others would have taken.
+    """
 
     @property
     def total(self) -> int:
         """The number of computation times."""
         return sum(len(t) for t in self.times.values())
+
+    def model(self) -> Recorded:
+        """Return a model that draws from these times, whole versions if it can."""
+        if self.by_version is None:
+            return Recorded(self.times)
+        return Recorded(self.by_version, together=True)
 
     def left_to_chance(self) -> str:
         """Return a sentence on how far these times are measured, drawn or only bounds."""
@@ -65,22 +91,75 @@ def recorded_times(trace: Trace, seed: int, *, with_travel: bool) -> Recording:
     `with_travel`: include the time that the recorded network added.
     """
     seen: dict[int, list[tuple[float, bool]]] = defaultdict(list)
-    for gradient in trace.gradients():
+    versions: dict[int, list[Version]] = defaultdict(list)
+    for gradient, version in _with_versions(trace):
         whole = gradient.fate is not Fate.CANCELLED
         took_s = _took(gradient, with_travel)
         # Work that was cancelled before it started has no computation time.
         if gradient.fate is not Fate.DUPLICATE and (whole or took_s > 0):
             seen[gradient.worker].append((took_s, whole))
+            versions[gradient.worker].append(version)
     finished = np.array([t for own in seen.values() for t, whole in own if whole])
     if not len(finished):
         raise TraceError("the trace has no finished gradient, so no computation time is known")
     rng = np.random.default_rng(seed)
-    completed = [_complete(own, finished, rng) for _, own in sorted(seen.items())]
+    workers = sorted(seen)
+    completed = [_complete(seen[worker], finished, rng) for worker in workers]
+    times = {number: times for number, (times, _, _) in enumerate(completed)}
+    by_version = _by_version(trace, times, [versions[worker] for worker in workers], rng)
     return Recording(
-        times={worker: times for worker, (times, _, _) in enumerate(completed)},
+        times=times,
         drawn=sum(drawn for _, drawn, _ in completed),
         bounds=sum(bounds for _, _, bounds in completed),
+        by_version=by_version,
+        finished=None if by_version is None else _finished(seen, versions),
     )
+
+
+def _with_versions(trace: Trace) -> Iterator[tuple[Gradient, Version]]:
+    """Yield all gradients with their versions; a restored run makes some versions again."""
+    restored = 0
+    for record in trace.records:
+        if isinstance(record, Restored):
+            restored += 1
+        elif isinstance(record, Gradient):
+            yield record, (restored, record.version)
+
+
+def _by_version(
+    trace: Trace,
+    times: dict[int, Floats],
+    versions: list[list[Version]],
+    rng: np.random.Generator,
+) -> dict[int, Floats] | None:
+    """Return the times of each worker, one for each version; None if there is no barrier."""
+    accepted = [(g, v) for g, v in _with_versions(trace) if g.fate is Fate.ACCEPTED]
+    has_repeats = len({(g.worker, v) for g, v in accepted}) < len(accepted)
+    if has_repeats or any(g.staleness for g, _ in accepted):
+        return None
+    rows = {version: row for row, version in enumerate(sorted({v for _, v in accepted}))}
+    table = {}
+    for worker, own in times.items():
+        column = rng.choice(own, size=len(rows))
+        for version, took_s in zip(versions[worker], own.tolist(), strict=True):
+            if version in rows:
+                column[rows[version]] = took_s
+        table[worker] = column
+    return table
+
+
+def _finished(
+    seen: dict[int, list[tuple[float, bool]]], versions: dict[int, list[Version]]
+) -> int | None:
+    """Return how many workers usually finished a version; None: nearly all that began did."""
+    whole: Counter[Version] = Counter()
+    began = 0
+    for worker, own in seen.items():
+        began += len(own)
+        whole.update(v for v, (_, is_whole) in zip(versions[worker], own, strict=True) if is_whole)
+    if began - whole.total() <= CANCELLED_MAX * began:
+        return None
+    return int(np.median(list(whole.values())))
 
 
 def _complete(
