@@ -16,9 +16,18 @@ from paceline.trace.schema import Trace, write_trace
 @pytest.fixture
 def recorded(tmp_path: Path) -> Trace:
     """Write a trace to the file run.jsonl and return it."""
-    spec = RunSpec(workers=3, steps=20, seed=2)
+    spec = RunSpec(workers=3, steps=60, seed=2)
     trace = simulate("backup:1", Cluster.parse("50ms + 10% exp:300ms"), spec)
     write_trace(trace, tmp_path / "run.jsonl")
+    return trace
+
+
+@pytest.fixture
+def pilot(tmp_path: Path) -> Trace:
+    """Write the trace of a run that cancelled nothing to the file pilot.jsonl and return it."""
+    spec = RunSpec(workers=3, steps=60, seed=2)
+    trace = simulate("sync", Cluster.parse("50ms + 10% exp:300ms"), spec)
+    write_trace(trace, tmp_path / "pilot.jsonl")
     return trace
 
 

@@ -58,6 +58,14 @@ READ = [
         "1s;phases x3 for 5s\nevery 1m on workers 0,3-4;phasesx2for1severy2son worker 1",
         Latency(Constant(1), (), (Phases(3, 5, 60, (0, 3, 4)), Phases(2, 1, 2, (1,)))),
     ),
+    (
+        "1s;phases x3 for 5s every 1m together;phases x2 for 1s every 2s on workers 0-1 together",
+        Latency(
+            Constant(1),
+            (),
+            (Phases(3, 5, 60, together=True), Phases(2, 1, 2, (0, 1), together=True)),
+        ),
+    ),
 ]
 
 
@@ -75,6 +83,7 @@ PRINTED = [
     "95% 50ms + 7% gamma:5ms,4 | 5% pareto:0.5s,2.5",
     "weibull:90s,1e-07",
     "50ms; workers 0,3-5 x2.2; worker 1 x0.5; phases x3 for 5s every 60s on worker 2",
+    "50ms; phases x3 for 5s every 60s together; phases x2 for 1s every 9s on workers 0-3 together",
 ]
 
 
@@ -98,6 +107,7 @@ latencies = st.builds(
             numbers,
             numbers,
             st.none() | st.lists(ids, min_size=1, max_size=6).map(tuple),
+            st.booleans(),
         ),
         max_size=2,
     ).map(tuple),

@@ -223,7 +223,79 @@ def test_mean_with_phases_is_that_at_a_random_time() -> None:
     assert latency.mean(1) == pytest.approx(2 * 2 * (0.75 + 3 * 0.25))
 
 
+# ---- slow together ----
+
+TOGETHER = replace(PHASES, together=True)
+long_and_short_gaps = st.lists(st.floats(0, 50) | st.floats(0, 1e5), max_size=40)
+
+
+@given(one=long_and_short_gaps, other=long_and_short_gaps, seed=st.integers(0, 3))
+def test_workers_are_slow_together_whenever_they_start(one, other, seed) -> None:
+    """The state at a time depends neither on the worker nor on its starts before."""
+    latency = Latency(Constant(1), phases=(TOGETHER,))
+    starts = [np.cumsum(one), np.cumsum(other)]
+    everything = np.unique(np.concatenate(starts))
+    stream = latency.stream(2, seed)
+    expected = {start: stream.take(start) for start in everything.tolist()}
+    for worker, own in enumerate(starts):
+        stream = latency.stream(worker, seed)
+        for start in own.tolist():
+            assert stream.take(start) == expected[start]
+
+
+def test_workers_that_are_slow_together_are_slow_for_their_share_of_the_time() -> None:
+    latency = Latency(Constant(1), phases=(TOGETHER,))
+    slow = slowness(latency, 5, np.arange(100_000.0))  # five segments of 1000 cycles
+    assert slow.mean() == pytest.approx(0.25, abs=0.015)
+    correlation = np.corrcoef(slow[1:], slow[:-1])[0, 1]
+    assert correlation == pytest.approx(exp(-(1 / 5 + 1 / 15)), abs=0.03)
+    first = [latency.stream(0, seed).take(0.0) == 3 for seed in range(1200)]
+    assert np.mean(first) == pytest.approx(0.25, abs=0.04)
+    far = slowness(latency, 0, np.arange(2000) * 1e9)
+    assert far.mean() == pytest.approx(0.25, abs=0.04)
+
+
+def test_only_the_named_workers_are_slow_together() -> None:
+    latency = parse_latency("1s; phases x3 for 5s every 15s on workers 0,2 together")
+    starts = np.arange(2000.0)
+    slow = [slowness(latency, worker, starts) for worker in range(3)]
+    assert (slow[0] == slow[2]).all()
+    assert slow[0].any()
+    assert not slow[1].any()
+    assert latency.mean(0) == pytest.approx(1.5)
+
+
+def test_two_kinds_of_shared_phases_are_independent() -> None:
+    latency = Latency(Constant(1), phases=(TOGETHER, replace(TOGETHER, factor=7)))
+    stream = latency.stream(0, seed=0)
+    taken = np.array([stream.take(float(start)) for start in range(20_000)])
+    assert set(taken) == {1, 3, 7, 21}
+    assert abs(np.corrcoef(taken % 3 == 0, taken % 7 == 0)[0, 1]) < 0.1
+
+
+def test_shared_phases_do_not_change_the_phases_of_single_workers() -> None:
+    alone = Latency(Constant(1), phases=(PHASES,))
+    both = Latency(Constant(1), phases=(Phases(7, 5, 5, together=True), PHASES))
+    stream = both.stream(0, seed=11)
+    slow = [stream.take(float(start)) in (3, 21) for start in range(400)]
+    assert (slowness(alone, 0, np.arange(400.0)) == slow).all()
+
+
 # ---- recordings ----
+
+
+def test_times_recorded_together_are_drawn_together() -> None:
+    """Each drawn row is a recorded row, and the rows of a block stay in order."""
+    table = np.arange(300.0).reshape(3, 100)
+    recorded = Recorded(dict(enumerate(table)), together=True)
+    drawn = np.stack([recorded.stream(worker, seed=4).draws(500) for worker in range(3)])
+    assert (drawn[1] == drawn[0] + 100).all()
+    assert (drawn[2] == drawn[0] + 200).all()
+    assert len(set(drawn[0])) > 80
+    blocks = drawn[0].reshape(-1, 10)
+    assert ((np.diff(blocks, axis=1) % 100) == 1).all()
+    others = [recorded.stream(0, seed=5), Recorded({0: table[0]}).stream(0, seed=4)]
+    assert all(np.mean(other.draws(500) == drawn[0]) < 0.1 for other in others)
 
 
 @pytest.mark.parametrize(("block", "length"), [(None, 10), (7, 7), (1, 1), (250, 250)])
@@ -278,6 +350,10 @@ BAD_VALUES = [
         "times of worker 3 must be >= 0 and finite, got -1.0",
     ),
     (lambda: Recorded({3: np.ones(1)}, block=0), "block must be >= 1, got 0"),
+    (
+        lambda: Recorded({0: np.ones(3), 1: np.ones(2)}, together=True),
+        "workers that were recorded together must have equally many times, got 2 to 3",
+    ),
 ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The number of updates needed: the three models, and the noise scale from a trace."""
+"""The number of updates needed: the models, and the noise scale from a trace."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from paceline.errors import SpecError, TraceError
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
+    at_least,
     estimate_noise_scale,
     every_gradient_counts,
     measured,
@@ -48,6 +49,35 @@ def test_sync_needs_the_given_updates_and_fewer_contributions_never_need_fewer(
 def test_negative_noise_scale_is_refused():
     with pytest.raises(SpecError, match="noise scale must be >= 0"):
         noise_scale(-1, 32, 8, 100)
+
+
+def test_noise_scale_that_may_be_larger_has_scenarios_up_to_infinity():
+    convergence = at_least(250.0, 32, 8, 1000.0)
+
+    counts = np.arange(1.0, 9)
+    updates = np.stack([needed(counts) for needed in convergence.scenarios])
+    np.testing.assert_allclose(updates[0], noise_scale(250.0, 32, 8, 1000.0).updates(counts))
+    np.testing.assert_allclose(updates[-1], every_gradient_counts(8, 1000.0).updates(counts))
+    assert np.all(np.diff(updates[:, 0]) > 0)
+    np.testing.assert_allclose(updates[:, -1], 1000)
+    # Steps are small enough that no scenario in between is missed.
+    assert np.all(updates[1:, 0] / updates[:-1, 0] < 1.4)
+    assert "at least the 250 samples of the recording" in convergence.assumption
+
+
+@pytest.mark.parametrize("samples", [0.0, 1e-6, 1e12])
+def test_any_noise_scale_may_be_the_least_one(samples):
+    updates = [needed(np.array([1.0])) for needed in at_least(samples, 32, 8, 1000.0).scenarios]
+
+    assert np.all(np.diff(updates, axis=0) >= -1e-9)
+    assert updates[-1] == 8000
+
+
+def test_infinite_noise_leaves_one_scenario():
+    convergence = at_least(float("inf"), 32, 8, 1000.0)
+
+    assert len(convergence.scenarios) == 1
+    assert convergence.updates(4.0) == 2000
 
 
 def test_table_is_interpolated_linearly_in_the_logarithms():

@@ -105,3 +105,26 @@ def test_cancelling_and_finishing_are_equal_without_backups():
     finish = version_durations(times, np.array([4]), "finish")
 
     np.testing.assert_allclose(cancel, finish)
+
+
+def test_late_worker_takes_the_time_of_the_version_that_it_begins():
+    """Worker 1 is late for the first version, skips the second, and begins the third."""
+    times = np.array([[1.0, 1.0, 1.0], [2.5, 9.0, 1.25]])
+
+    *_, by_version = barrier_rounds(times, np.array([1]), "finish", by_version=True)
+    *_, in_order = barrier_rounds(times, np.array([1]), "finish")
+
+    assert by_version.began.tolist() == in_order.began.tolist() == [[2.0, 2.5]]
+    assert by_version.arrives.tolist() == [[3.0, 2.5 + 1.25]]
+    assert in_order.arrives.tolist() == [[3.0, 2.5 + 9.0]]
+
+
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+def test_versions_in_which_all_are_slow_together_stay_so(late):
+    """Without late workers, or if late work is cancelled, a version takes its own times only."""
+    rng = np.random.default_rng(3)
+    times = rng.uniform(1, 1.5, (5, 80)) * rng.choice([1, 20], 80)
+
+    durations = version_durations(times, np.array([5]), late, by_version=True)[:, 0]
+
+    np.testing.assert_allclose(durations, times.max(axis=0))

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from paceline.core.events import Fate
 from paceline.errors import TraceError
 from paceline.sim.cluster import Cluster
-from paceline.sim.recorded_times import Replayed, recorded_times
+from paceline.sim.recorded_times import Replayed, recorded_times, recording_by_version
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.trace.schema import Trace
+from paceline.trace.schema import Restored, Trace
 from paceline.watch.summary import summarize
 
 SPEC = RunSpec(workers=4, steps=60, seed=3)
@@ -113,7 +113,7 @@ def test_cancelled_time_longer_than_any_finished_one_keeps_its_bound():
 
     assert recording.times[1].tolist() == [pytest.approx(1.0)]
     assert (recording.drawn, recording.bounds) == (0, 1)
-    assert "1 are only known to be longer" in recording.left_to_chance()
+    assert "1 is only known to be longer" in recording.left_to_chance()
 
 
 def test_no_time_is_only_a_bound_if_longer_ones_were_finished():
@@ -152,3 +152,112 @@ def test_trace_without_a_finished_gradient_is_refused():
 
     with pytest.raises(TraceError, match="no finished gradient"):
         recorded_times(Trace(trace.header, trace.records[:3]), seed=0, with_travel=True)
+
+
+# ---- by version ----
+
+
+def test_times_of_a_run_with_a_barrier_are_kept_by_version():
+    trace = simulate("sync", UNEVEN, SPEC)
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    assert recording.finished is None
+    for worker in range(4):
+        np.testing.assert_array_equal(recording.by_version[worker], recording.times[worker])
+    model = recording.model()
+    assert model.together
+    assert model.mean(2) == recording.by_version[2].mean()
+
+
+@pytest.mark.parametrize("policy", ["async", "softsync:2", "batchsync:6", "delayed:1"])
+def test_run_without_a_barrier_has_no_times_by_version(policy):
+    recording = recorded_times(simulate(policy, UNEVEN, SPEC), seed=0, with_travel=True)
+
+    assert recording.by_version is None
+    assert recording.finished is None
+    assert not recording.model().together
+
+
+def test_worker_that_skipped_a_version_has_one_of_its_other_times():
+    """Worker 2 is three times as slow, so it is late, and takes part in few versions."""
+    spec = RunSpec(workers=4, steps=60, seed=3, late="finish")
+    trace = simulate("backup:1", UNEVEN, spec)
+
+    recording = recorded_times(trace, seed=0, with_travel=True)
+
+    assert len(recording.times[2]) < 40
+    assert len(recording.by_version[2]) == 60
+    assert set(recording.by_version[2]) <= set(recording.times[2])
+    seen = {g.version: g.compute_s for g in trace.gradients() if g.worker == 2}
+    [unknown] = {g.version for g in trace.gradients() if g.worker == 2 and g.fate == "cancelled"}
+    kept = [recording.by_version[2][v] for v in seen if v != unknown]
+    assert kept == pytest.approx([took_s for v, took_s in seen.items() if v != unknown])
+
+
+def test_version_that_was_made_again_counts_twice():
+    """A server that is restored from a checkpoint makes the versions since then again."""
+    trace = simulate("sync", UNEVEN, SPEC)
+    restored = Restored(trace.records[-1].t, 0, trace.header)
+    records = [*trace.records, restored, *trace.records]
+
+    recording = recorded_times(Trace(trace.header, records), seed=0, with_travel=True)
+
+    once = recorded_times(trace, seed=0, with_travel=True)
+    for worker in range(4):
+        twice = np.tile(once.times[worker], 2)
+        np.testing.assert_array_equal(recording.by_version[worker], twice)
+
+
+@pytest.mark.parametrize(
+    ("policy", "late", "finished"),
+    [("sync", "cancel", None), ("backup:1", "cancel", 3), ("backup:1", "finish", None)],
+)
+def test_run_that_cancels_late_work_says_how_many_workers_finished(policy, late, finished):
+    """The single gradient that the end of a run cancels is ignored."""
+    spec = RunSpec(workers=4, steps=200, seed=3, late=late)
+    cluster = Cluster.parse("exp:20ms,shift=50ms")
+
+    recording = recorded_times(simulate(policy, cluster, spec), seed=0, with_travel=True)
+
+    assert recording.finished == finished
+
+
+def test_order_statistics_up_to_the_finished_ones_are_exact():
+    """Completed times are longer than the version lasted, so they change nothing."""
+    cluster = Cluster.parse("exp:20ms,shift=50ms")
+    spec = RunSpec(workers=6, steps=100, seed=3)
+    complete, cut = (
+        recorded_times(simulate(policy, cluster, spec), seed=0, with_travel=True)
+        for policy in ("sync", "backup:2")
+    )
+
+    truth, seen = (
+        np.sort(np.stack(list(recording.by_version.values())), axis=0)
+        for recording in (complete, cut)
+    )
+
+    np.testing.assert_allclose(seen[:4], truth[:4])
+    assert not np.allclose(seen[4:], truth[4:])
+
+
+def test_unknown_times_of_a_table_are_longer_than_the_known_ones():
+    rows = [[1.0, 2.0, None], [3.0, None, 4.0], [5.0, 2.5, 3.0]]
+
+    recording = recording_by_version(rows, np.random.default_rng(0))
+
+    assert recording.by_version is recording.times
+    assert recording.times[0].tolist() == [1.0, 3.0, 5.0]
+    assert recording.times[1][1] == 5.0  # the only longer time is that of another worker
+    assert recording.times[2][0] in (3.0, 4.0)
+    assert (recording.drawn, recording.bounds) == (2, 0)
+    assert recording.finished == 2
+
+
+def test_table_with_few_unknown_times_is_complete():
+    rows = [[1.0, 2.0]] * 99 + [[1.0, None]]
+
+    recording = recording_by_version(rows, np.random.default_rng(0))
+
+    assert recording.finished is None
+    assert recording.bounds + recording.drawn == 1

@@ -11,7 +11,7 @@ from paceline.core.policies import Backup, Sync, parse_policy
 from paceline.errors import PacelineError, SpecError, TraceError
 from paceline.sim.cluster import Cluster
 from paceline.sim.pilot import study
-from paceline.sim.planner import FLAT, Option, Plan, plan
+from paceline.sim.planner import FLAT, FLAT_WORDS, Option, Plan, plan
 from paceline.sim.recorded_times import Recording
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
@@ -87,20 +87,20 @@ def _recent(trace: Trace, header: Header) -> Trace:
 
 def _choice(header: Header, result: Plan) -> str:
     """Recommend a rule, compared with the one that ran if the planner knows it."""
-    was = _as_run(header, result) or result.baseline
-    name, best = was.rule, result.best
+    was, best = _as_run(header, result) or result.baseline, result.best
     gain = best.gain_over(was)
-    if gain.least <= 1 + FLAT:
-        flat = f"{100 * FLAT:.0f} %"
-        if result.baseline.backups:
-            return (
-                f"Judging by these times, no larger b than that of {name} is better by more than "
-                f"{flat}; whether a smaller one is, they can't tell, because late work was cancelled."
-            )
-        return f"Judging by these times, no b is better than {name} by more than {flat}."
+    if best is was or gain.most <= 1 + FLAT:
+        reason = (
+            result.why_not_more()
+            if was is result.baseline
+            else f"no other is certain to save more than {FLAT_WORDS} of the time"
+        )
+        return f"Judging by these times, the best number of backups is {was.backups}: {reason}."
+    condition = ", depending on the noise scale" if gain.is_range else ""
     return (
-        f"Judging by these times, {best.rule} (waiting for {best.needed} of {best.machines} workers) "
-        f"would reach the same target {gain.words()} times as fast as {name}."
+        f"Judging by these times, {best.rule} (waiting for {best.needed} of {best.machines} "
+        f"workers) would reach the same target {gain.words()} times as fast as {was.rule}"
+        f"{condition}."
     )
 
 

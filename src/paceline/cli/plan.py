@@ -14,10 +14,9 @@ from paceline.cli.printing import (
     three_digits,
 )
 from paceline.cli.simulate import COLUMNS, comparison_rows
-from paceline.cli.simulation_inputs import batch_of, convergence_of, read_inputs
+from paceline.cli.simulation_inputs import Inputs, batch_of, convergence_of, read_inputs
 from paceline.cli.verb_options import PlanOptions
 from paceline.core.policies import POLICIES, Backup, parse_policy
-from paceline.core.policy import Policy
 from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
@@ -44,28 +43,31 @@ ALL_ROWS = 24  # with at most this many workers, show every N
 
 def run(options: PlanOptions) -> None:
     """Plan, print the result, draw the requested figure."""
+    # Complain about options before reading a trace, which may be long.
+    check_ending(options.plot)
+    compared = split_policies(options.policies)
+    rules = {each: parse_policy(each) for each in compared if each != Backup.name}
     inputs = read_inputs(options, options.trace, in_order=False)
     cluster, spec = inputs.cluster, inputs.spec
     if inputs.trace is not None and options.batch is None:
         cluster = replace(cluster, batch=batch_of(inputs.trace))
     convergence = _convergence(inputs.trace, cluster.batch, spec.workers, options)
-    compared = _compared(options.policies, spec)
-    check_ending(options.plot)
+    for rule in rules.values():
+        rule.validate(spec)
     with DelayedProgressBar("planning") as bar:
         result = plan(cluster, spec, convergence, bar.show, inputs.most_needed)
-    if inputs.recording is not None:
-        notes = [f"recording: {inputs.recording.left_to_chance()}"]
-        notes += [f"check: {inputs.pilot.agreement()}"] if inputs.pilot is not None else []
-        result = replace(result, assumptions=(*result.assumptions, *notes))
+    long_spec = replace(spec, steps=COMPARED_STEPS)
+    # A bare "backup" uses the planned b.
     summaries = [
-        _compare(each, result, cluster, replace(spec, steps=COMPARED_STEPS)) for each in compared
+        summarize(simulate(rules.get(each, Backup(result.best.backups)), cluster, long_spec))
+        for each in compared
     ]
     if options.plot is not None:
         _draw(result, cluster, spec, options.plot)
     if options.as_json:
-        print_json(_for_json(result, summaries))
+        print_json(_for_json(result, inputs, summaries))
     else:
-        _print(result, summaries)
+        _print(result, inputs, summaries)
 
 
 def _convergence(
@@ -86,15 +88,6 @@ def _convergence(
     return every_gradient_counts(workers, updates)
 
 
-def _compared(text: str, spec: RunSpec) -> list[str]:
-    """Return the rules to compare, after checking that each is possible."""
-    policies = split_policies(text)
-    for each in policies:
-        if each != Backup.name:
-            parse_policy(each).validate(spec)
-    return policies
-
-
 def split_policies(text: str) -> list[str]:
     """Split at commas, but not at those inside a policy: "softsync:4,lr=constant,async" is two."""
     policies: list[str] = []
@@ -106,30 +99,28 @@ def split_policies(text: str) -> list[str]:
     return policies
 
 
-def _compare(name: str, result: Plan, cluster: Cluster, spec: RunSpec) -> Summary:
-    """Simulate a rule. A bare "backup" uses the planned b."""
-    policy: Policy = Backup(result.best.backups) if name == Backup.name else parse_policy(name)
-    return summarize(simulate(policy, cluster, spec))
-
-
-def _for_json(result: Plan, summaries: list[Summary]) -> dict[str, Any]:
+def _for_json(result: Plan, inputs: Inputs, summaries: list[Summary]) -> dict[str, Any]:
     """Return the whole plan, including derived numbers."""
     options = [_option_for_json(option) for option in result.options]
-    chosen = {"best": result.best, "cheapest": result.cheapest}
+    chosen = {"best": result.best, "baseline": result.baseline, "cheapest": result.cheapest}
     return {
         "sentence": result.sentence(),
         "plan": asdict(result)
-        | {"options": options}
+        | {"gain": result.gain._asdict(), "options": options, "origin": inputs.origin()}
         | {name: option and _option_for_json(option) for name, option in chosen.items()},
         "policies": summaries,
     }
 
 
 def _option_for_json(option: Option) -> dict[str, Any]:
-    return asdict(option) | {"backups": option.backups, "machine_hours": option.machine_hours}
+    return asdict(option) | {
+        "backups": option.backups,
+        "rule": option.rule,
+        "machine_hours": option.machine_hours,
+    }
 
 
-def _print(result: Plan, summaries: list[Summary]) -> None:
+def _print(result: Plan, inputs: Inputs, summaries: list[Summary]) -> None:
     workers = result.best.machines
     shown = [o for o in result.options if _is_shown(o.backups, result)]
     rows = [
@@ -145,17 +136,8 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
         for o in reversed(shown)
     ]
     title = f"{workers} workers; time per update with late work cancelled, and with it finished"
-    columns = [
-        "N",
-        "b",
-        "cancelled",
-        "finished",
-        "updates",
-        "to target",
-        f"x {result.baseline.rule}",
-        "machine-h",
-    ]
-    print_table(title, columns, rows)
+    columns = ["N", "b", "cancelled", "finished", "updates", "to target"]
+    print_table(title, [*columns, f"x {result.baseline.rule}", "machine-h"], rows)
     print(result.sentence())
     cheap = result.cheapest
     if cheap is not None and cheap.machines < workers:
@@ -167,6 +149,9 @@ def _print(result: Plan, summaries: list[Summary]) -> None:
         )
     for assumption in result.assumptions:
         print(f"Assumed: {assumption}.")
+    print(f"Intervals: {result.intervals}.")
+    for line in inputs.origin():
+        print(line)
     if summaries:
         print_table(f"throughput, {COMPARED_STEPS} updates", COLUMNS, comparison_rows(summaries))
         if any(s.staleness_mean > 0 for s in summaries):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.cli.verb_options import PlanOptions, SimulateOptions
 from paceline.errors import SpecError, TraceError
+from paceline.sim.arrivals import is_arrivals, read_arrivals
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
     Convergence,
@@ -39,16 +40,27 @@ class Inputs:
 
     cluster: Cluster
     spec: RunSpec
-    trace: Trace | None  # where the computation times come from
-    recording: Recording | None  # those times; None iff there is no trace
+    trace: Trace | None = None  # where the computation times come from, unless from a table
+    recording: Recording | None = None  # those times; None iff they come from --latency
     pilot: Pilot | None = None  # not None if they can be compared with the run's own updates
 
     @property
     def most_needed(self) -> int | None:
         """The largest N that the times say something about; None: all N."""
-        if self.recording is None or self.spec.workers != len(self.recording.times):
+        recording = self.recording
+        if recording is None or recording.finished is None:
             return None
-        return self.recording.finished
+        unknown = len(recording.times) - recording.finished  # in most versions
+        return max(1, self.spec.workers - unknown)
+
+    def origin(self) -> list[str]:
+        """Return sentences on where the computation times come from."""
+        lines = []
+        if self.recording is not None:
+            lines.append(f"Recording: {self.recording.left_to_chance()}.")
+        if self.pilot is not None:
+            lines.append(f"Check: {self.pilot.agreement()}.")
+        return lines
 
 
 def read_inputs(
@@ -59,7 +71,7 @@ def read_inputs(
     With `in_order` the computation times of the trace are used one after the other; otherwise they
     are drawn at random.
     """
-    workers, latency = options.workers, options.latency
+    latency = options.latency
     if trace is not None and latency is not None:
         raise SpecError("give --latency or a trace, not both")
     cluster = Cluster.parse(
@@ -68,23 +80,39 @@ def read_inputs(
         options.faults,
         DEFAULT_BATCH if options.batch is None else options.batch,
     )
-    source = recording = pilot = None
-    if trace is not None:
-        source = read_trace(trace_file(trace))
-        if not in_order and not options.network:
-            pilot = study(source, options.seed)
-            recording = pilot.recording
-        else:
-            recording = recorded_times(source, options.seed, with_travel=not options.network)
-        times = Replayed(recording) if in_order else recording.model()
-        cluster = replace(cluster, times=times)
-        workers = len(recording.times) if workers is None else workers
     spec = RunSpec(
-        workers=DEFAULT_WORKERS if workers is None else workers,
+        workers=DEFAULT_WORKERS if options.workers is None else options.workers,
         late=options.late,
         seed=options.seed,
     )
-    return Inputs(cluster, spec, source, recording, pilot)
+    if trace is None:
+        return Inputs(cluster, spec)
+    if not in_order and is_arrivals(trace):
+        inputs = _from_arrivals(trace, cluster, spec)
+    else:
+        inputs = _from_trace(read_trace(trace_file(trace)), cluster, spec, in_order=in_order)
+    if options.workers is None and inputs.recording is not None:
+        return replace(inputs, spec=replace(spec, workers=len(inputs.recording.times)))
+    return inputs
+
+
+def _from_arrivals(path: Path, cluster: Cluster, spec: RunSpec) -> Inputs:
+    if cluster.network is not None:
+        raise SpecError("arrivals include the time on the network; leave --network out")
+    recording = read_arrivals(path, spec.seed)
+    return Inputs(replace(cluster, times=recording.model()), spec, recording=recording)
+
+
+def _from_trace(trace: Trace, cluster: Cluster, spec: RunSpec, *, in_order: bool) -> Inputs:
+    has_network = cluster.network is not None
+    if in_order or has_network:
+        pilot = None
+        recording = recorded_times(trace, spec.seed, with_travel=not has_network)
+    else:
+        pilot = study(trace, spec.seed)
+        recording = pilot.recording
+    times = Replayed(recording) if in_order else recording.model()
+    return Inputs(replace(cluster, times=times), spec, trace, recording, pilot)
 
 
 def batch_of(trace: Trace) -> int:
@@ -98,5 +126,8 @@ def convergence_of(trace: Trace, batch: int, workers: int, updates: float) -> Co
     try:
         samples = estimate_noise_scale(without_lost(trace))
     except TraceError:
+        samples = 0.0
+    # Gradients always have noise. An estimate of none means that the norms can't be used.
+    if not samples:
         return every_gradient_counts(workers, updates)
     return at_least(samples, batch, workers, updates)

@@ -93,12 +93,23 @@ class TimeStream:
 
     __slots__ = ("_times", "_walks")
 
-    def __init__(self, draw: Draw, worker: int, seed: int, phases: Sequence[Phases] = ()) -> None:
-        """`draw` returns the next block; all blocks must have the same size."""
+    def __init__(
+        self,
+        draw: Draw,
+        worker: int,
+        seed: int,
+        phases: Sequence[Phases] = (),
+        *,
+        together: bool = False,
+    ) -> None:
+        """`draw` returns the next block; all blocks must have the same size.
+
+        `together`: all workers draw the same random numbers.
+        """
         _check_worker(worker)
         if seed < 0:
             raise SpecError(f"seed must be >= 0, got {seed}")
-        self._times = chain.from_iterable(_blocks(draw, worker, seed))
+        self._times = chain.from_iterable(_blocks(draw, _SHARED if together else worker, seed))
         # Numbered per worker, so that phases of other workers change nothing here.
         own = [phase for phase in phases if phase.is_on(worker) and not phase.together]
         walks: list[_Walk | _SharedWalk]
@@ -220,8 +231,12 @@ class Recorded:
             if wrong.size:
                 raise SpecError(f"times of worker {worker} must be >= 0 and finite, got {wrong[0]}")
             times.setflags(write=False)
-        if self.together and len({times.size for times in copies.values()}) > 1:
-            raise SpecError("workers that were recorded together must have equally many times")
+        sizes = [times.size for times in copies.values()]
+        if self.together and min(sizes) < max(sizes):
+            raise SpecError(
+                "workers that were recorded together must have equally many times, got "
+                f"{min(sizes)} to {max(sizes)}"
+            )
         object.__setattr__(self, "times", copies)
 
     @property
@@ -231,11 +246,11 @@ class Recorded:
 
     def mean(self, worker: int) -> float:
         """Return the mean of the worker's recorded times."""
-        return float(self._of(worker).mean())
+        return float(self.of(worker).mean())
 
     def stream(self, worker: int, seed: int) -> TimeStream:
         """Return the sequence of the worker's times; raise SpecError if it wasn't recorded."""
-        times = self._of(worker)
+        times = self.of(worker)
         length = self.block or isqrt(times.size)
         # Whole blocks, in total about as many times as the other models draw at once.
         offsets, count = np.arange(length), -(-_BLOCK // length)
@@ -244,15 +259,13 @@ class Recorded:
             begins = rng.integers(times.size, size=(count, 1))
             return np.take(times, (begins + offsets).ravel(), mode="wrap")
 
-        if self.together:
-            common = _generator(seed, (_SHARED, 0))
-            return TimeStream(lambda _: draw(common), worker, seed)
-        return TimeStream(draw, worker, seed)
+        return TimeStream(draw, worker, seed, together=self.together)
 
     def __str__(self) -> str:
         return f"the recorded times of {format_ids(self.times)}"
 
-    def _of(self, worker: int) -> Floats:
+    def of(self, worker: int) -> Floats:
+        """Return the worker's recorded times; raise SpecError if it wasn't recorded."""
         if worker not in self.times:
             recorded = format_ids(self.times)
             raise SpecError(f"worker {worker} is not in the recording, which has {recorded}")
@@ -295,9 +308,9 @@ class _Walk:
 
 
 class _SharedWalk:
-    """An alternation that is the same for all workers, whenever they look at it.
+    """An alternation that is the same for all workers, whenever each of them starts.
 
-    So it must not depend on when this worker has looked before: time is divided into segments, each
+    So the state at a time must not depend on the starts before: time is divided into segments, each
     with a generator of its own.
     """
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How many updates a target needs if each update takes N gradients.
 
-With fewer gradients an update is noisier, so more updates are needed. There are four models:
+With fewer gradients an update is noisier, so more updates are needed. The models are:
 
     every_gradient_counts   updates ∝ 1/N: only noise matters. This is the most pessimistic model
                             about dropping work, and the default
     noise_scale             updates ∝ 1 + B_noise/(N·B), where B is the batch of a worker and
                             B_noise the gradient noise scale (McCandlish et al. 2018)
     measured                interpolates a table of N and the updates that were needed
-
     at_least                a noise scale that is only known to be at least this large: the noise
                             scale grows while a model trains, so a short pilot run measures far too
                             small a value
@@ -99,9 +98,9 @@ def at_least(samples: float, batch: int, workers: int, updates: float) -> Conver
     scales = [*levels[1:].tolist(), np.inf]
     return Convergence(
         estimate.updates,
-        f"the number of updates is proportional to 1 + B/(N x {batch}), where the gradient noise "
-        f"scale B is between the {samples:.4g} samples of the recording and infinity, because it "
-        "grows during training",
+        "the gradient noise scale, which tells how many more updates a smaller N needs, is at "
+        f"least the {samples:.4g} samples of the recording, and perhaps much larger, because it "
+        "grows during training; the recommended b loses the least in the worst case",
         tuple([noise_scale(scale, batch, workers, updates).updates for scale in scales]),
     )
 

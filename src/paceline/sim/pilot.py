@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a recorded run, the pilot, says about the choice of b, and whether to trust it.
 
-The planner draws from the times of the pilot. As a check, the same draws predict how long an update
-of the pilot itself takes. If they are wrong about that, they are wrong about other numbers of
-backups, too.
+The planner simulates with the times of the pilot. As a check, it simulates the pilot itself. If
+that gives a wrong time per update, the time with other numbers of backups is wrong, too.
+
+While workers join or leave, or the run is paused, updates take longer, and so do the first
+gradients of a process. Both are left out until the next update is made.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import fmean
 
 import numpy as np
@@ -21,6 +24,7 @@ from paceline.sim.simulate import simulate
 from paceline.sim.step_times import draw_replicates, mean_steps
 from paceline.spec import RunSpec
 from paceline.trace.schema import (
+    Gradient,
     Header,
     Joined,
     Left,
@@ -35,9 +39,9 @@ from paceline.trace.schema import (
 __all__ = ["Pilot", "study"]
 
 UPDATES_MIN = 30  # with fewer, one slow update changes the advice
-ERROR_MAX = 0.05  # of the predicted time of an update
+ERROR_MAX = 0.05  # of the simulated time of an update
 REPLICATES = 5
-SIMULATED_UPDATES = 500
+SIMULATED_UPDATES = 5_000  # of a rule without a formula
 
 _INTERRUPTIONS = (Joined, Left, Paused, Resumed, Restored)
 
@@ -49,38 +53,42 @@ class Pilot:
     header: Header
     recording: Recording
     own_s: float  # how long its updates took, on average
-    predicted_s: float  # what draws from its times say
+    simulated_s: float  # the same in a simulation with its times
 
     @property
     def error(self) -> float:
-        """By how much the prediction is off; 0.1 is 10 %."""
-        return self.predicted_s / self.own_s - 1
+        """By how much the simulation is off; 0.1 is 10 %."""
+        return self.simulated_s / self.own_s - 1
 
     def agreement(self) -> str:
-        """Return in words how well draws from its times predict its own updates."""
+        """Return in words how well a simulation repeats its own updates."""
+        own, simulated = (f"{1000 * s:.4g} ms" for s in (self.own_s, self.simulated_s))
         return (
-            f"an update of the recorded run took {1000 * self.own_s:.4g} ms; draws from its times "
-            f"predict {1000 * self.predicted_s:.4g} ms ({100 * self.error:+.1f} %)"
+            f"an update of the recorded run took {own} on average, and takes {simulated} "
+            f"({100 * self.error:+.1f} %) in a simulation with its times"
         )
 
 
 def study(trace: Trace, seed: int) -> Pilot:
     """Return what the trace says; raise `SpecError` with the reason if it can't be relied on."""
     header, records = _latest_part(trace)
-    recording = recorded_times(Trace(header, records), seed, with_travel=True)
+    calm, lasted = _without_interruptions(records)
+    whole = Trace(header, calm if lasted else records)
+    recording = recorded_times(whole, seed, with_travel=True)
     if len(recording.times) < 2:
-        raise SpecError("the run had one worker, so it has no stragglers to plan for")
-    lasted = _undisturbed(records)
+        raise SpecError("the run had one worker, so there is no other that it could wait for")
     if len(lasted) < UPDATES_MIN:
         raise SpecError(
-            f"the run made {len(lasted)} updates without interruption, and a plan needs at least "
-            f"{UPDATES_MIN}"
+            f"a plan needs at least {UPDATES_MIN} updates while no worker joins or leaves, and the "
+            f"run made {len(lasted)}; record a longer run"
         )
+    if not fmean(lasted) > 0:
+        raise SpecError("the updates of the run took no time, so there is nothing to plan")
     policy = parse_policy(header.policy)
-    pilot = Pilot(header, recording, fmean(lasted), _predict(policy, header, recording, seed))
+    pilot = Pilot(header, recording, fmean(lasted), _simulate(policy, header, recording, seed))
     if abs(pilot.error) > ERROR_MAX:
         raise SpecError(
-            f"{pilot.agreement()}, so they would mislead about other numbers of backups; record a "
+            f"{pilot.agreement()}, so simulations of other rules would be wrong, too; record a "
             "longer run, or one under sync, which cancels nothing"
         )
     return pilot
@@ -95,22 +103,32 @@ def _latest_part(trace: Trace) -> tuple[Header, list[Record]]:
     return header, trace.records[begin:]
 
 
-def _undisturbed(records: Sequence[Record]) -> list[float]:
-    """Return how long updates took while no worker came or left, and the run wasn't paused."""
+def _without_interruptions(records: Sequence[Record]) -> tuple[list[Record], list[float]]:
+    """Leave out the gradients that an interruption may have delayed.
+
+    Also returns how long each update took that was made without an interruption.
+    """
+    calm: list[Record] = []
     lasted: list[float] = []
-    before: float | None = None
+    before = -inf  # when the last update was made
+    is_calm = False
+    since = -inf  # when the first update after the last interruption was made
     for record in records:
         if isinstance(record, Update):
-            if before is not None:
+            if is_calm:
                 lasted.append(record.t - before)
-            before = record.t
+            else:
+                since = record.t
+            before, is_calm = record.t, True
         elif isinstance(record, _INTERRUPTIONS):
-            before = None
-    return lasted
+            is_calm = False
+        if not isinstance(record, Gradient) or (is_calm and record.asked_at >= since):
+            calm.append(record)
+    return calm, lasted
 
 
-def _predict(policy: Policy, header: Header, recording: Recording, seed: int) -> float:
-    """Return the mean time of an update of this rule with times drawn from the recording."""
+def _simulate(policy: Policy, header: Header, recording: Recording, seed: int) -> float:
+    """Return the mean time of an update of this rule with the recorded times."""
     cluster = replace(Cluster.parse("0s"), times=recording.model())
     spec = RunSpec(workers=len(recording.times), late=header.late, seed=seed)
     if isinstance(policy, Sync | Backup):
@@ -121,4 +139,5 @@ def _predict(policy: Policy, header: Header, recording: Recording, seed: int) ->
             float(mean_steps(cluster, times, needed, spec.late)[0]) for times in replicates
         )
     trace = simulate(policy, cluster, replace(spec, steps=SIMULATED_UPDATES))
-    return fmean(_undisturbed(trace.records))
+    _, lasted = _without_interruptions(trace.records)
+    return fmean(lasted)

@@ -14,14 +14,19 @@ Theory of operation
     target exceeds that of the best N for this scenario by the smallest factor. Among choices that
     are nearly equal it takes the one with the fewest backups.
 
-    The planner simulates independent replicates. For a latency model the intervals show the error
-    of the simulation, by resampling the replicates. For a recording they show how much the answer
-    depends on the recorded period, by resampling the recording at its own length. The interval of
-    the gain covers all scenarios, too.
+    A recording in which late work was cancelled says nothing about waiting for more workers than
+    it did, and the smallest regret relative to the rest would mean less and less. Then the planner
+    keeps the recorded number of backups unless a larger one is better in every scenario. Otherwise
+    a plan from a run that followed a plan could recommend still more backups, and so on.
+
+    For a latency model the planner simulates independent replicates, and the intervals show the
+    error of the simulation, by resampling the replicates. For a recording it simulates the recorded
+    versions, and the intervals show how much the answer depends on the recorded period, by
+    resampling blocks of whole versions. The interval of the gain covers all scenarios, too.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -44,13 +49,14 @@ from paceline.sim.step_times import (
 )
 from paceline.spec import Late, RunSpec
 
-__all__ = ["Gain", "Interval", "Option", "Plan", "plan"]
+__all__ = ["FLAT", "FLAT_WORDS", "Gain", "Interval", "Option", "Plan", "plan"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CHEAPEST_DENSE = 32  # how many numbers of machines, and of N, are tried at most
 FLAT = 0.02  # options that are worse than the best by at most this count as equal
+FLAT_WORDS = f"{100 * FLAT:.0f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,14 @@ class Gain(NamedTuple):
     least: float
     most: float
 
+    @property
+    def is_range(self) -> bool:
+        """Whether the two differ when printed."""
+        return f"{self.least:.2f}" != f"{self.most:.2f}"
+
     def words(self) -> str:
         """Return it as text: one number, or two if they differ."""
-        least, most = f"{self.least:.2f}", f"{self.most:.2f}"
-        return least if least == most else f"{least} to {most}"
+        return f"{self.least:.2f} to {self.most:.2f}" if self.is_range else f"{self.least:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +121,17 @@ class Option:
 class Plan:
     """The cost of every N, and which one to choose."""
 
-    late: Late
     options: tuple[Option, ...]  # by N, from 1 up, all machines in use
     best: Option
     best_backups: Interval
     gain_interval: Interval  # of `gain`, over all scenarios
     flat: tuple[int, int]  # the range of b around the best that is within 2 % of it
-    cheapest: Option | None
+    late: Late = "cancel"
+    cheapest: Option | None = None
     """Fewest machine-hours, with fewer machines, no slower than sync; None: not simulated."""
 
-    assumptions: tuple[str, ...]
+    assumptions: tuple[str, ...] = ()
+    intervals: str = ""  # what they show
 
     @property
     def baseline(self) -> Option:
@@ -129,25 +140,40 @@ class Plan:
 
     def sentence(self) -> str:
         """Return the recommendation in words."""
-        workers, best = self.best.machines, self.best
-        if best is self.baseline and best.backups == 0:
-            return (
-                f"Use sync: with {workers} workers no number of backups reaches the target sooner."
-            )
+        workers, best, gain = self.best.machines, self.best, self.gain
         if best is self.baseline:
-            return (
-                f"Use {best.rule}: with {workers} workers no larger number of backups reaches the "
-                "target sooner. Whether fewer would, this recording can't tell."
-            )
+            return f"Use {best.rule}: with {workers} workers, {self.why_not_more()}."
         low, high = self.flat
         around = f"any b from {low} to {high} is" if low < high else "no other b is"
+        interval = f"{self.gain_interval.low:.2f} to {self.gain_interval.high:.2f}"
+        interval = f"95 % interval: {interval}"
+        if gain.is_range:
+            interval = f"depending on the noise scale; {interval}"
         least, most = round(self.best_backups.low), round(self.best_backups.high)
-        certainty = f"is {least}" if least == most else f"is between {least} and {most}"
+        repeated = (
+            f"would still be {least}"
+            if least == most == best.backups
+            else f"would be between {least} and {most}"
+        )
         return (
-            f"Use backup:{best.backups}: wait for {best.needed} of {workers} workers. It reaches "
-            f"the target {self.gain.words()} times as fast as {self.baseline.rule} "
-            f"({self.gain_interval.low:.2f} to {self.gain_interval.high:.2f}); {around} within "
-            f"{100 * FLAT:.0f} % of that. With 95 % certainty the best b {certainty}."
+            f"Use {best.rule}: wait for {best.needed} of {workers} workers. It reaches the target "
+            f"{gain.words()} times as fast as {self.baseline.rule} ({interval}); {around} within "
+            f"{FLAT_WORDS} of that. With other random draws of the times, the best b {repeated}."
+        )
+
+    def why_not_more(self) -> str:
+        """Return in words why no other option is recommended instead of the baseline."""
+        sync = not self.baseline.backups
+        more = "backups" if sync else "more backups"
+        if any(option.gain_over(self.baseline).most > 1 + FLAT for option in self.options):
+            reason = f"{more} would save time only if the noise scale stayed small"
+        else:
+            reason = f"{more} would not save more than {FLAT_WORDS} of the time"
+        if sync:
+            return reason
+        return (
+            f"{reason}; whether fewer would, this recording can't tell, because late work was "
+            "cancelled"
         )
 
     @property
@@ -170,7 +196,6 @@ def plan(
     """
     cluster.validate(spec)
     only_times = cluster.times.is_stationary and cluster.network is None and not cluster.faults
-    has_cheapest = only_times and most in (None, spec.workers)
     needed = np.arange(1, spec.workers + 1)
     updates = updates_needed(convergence, needed)
     # The axes of `seconds` and `resampled` are scenarios, replicates, N.
@@ -178,19 +203,14 @@ def plan(
         steps = steps_from_times(cluster, spec, on_progress)
         seconds = steps[spec.late] * updates[:, None, :]
         resampled = resampled_steps(steps[spec.late], cluster, spec) * updates[:, None, :]
-        how = "simulated with the same computation times for all N"
+        how = "all N are simulated with the same computation times"
     else:
         steps, seconds = steps_from_simulations(cluster, spec, convergence, on_progress)
         resampled = np.asarray(seconds[:, picks(seconds.shape[1], spec.seed)].mean(axis=2))
-        how = "simulated in full for some N, interpolated between them"
+        how = "some N are simulated in full, and the others are interpolated"
     means = seconds.mean(axis=1)
     if not means[0, -1] > 0:
         raise SpecError("the plan needs computation times > 0, but all of them are 0")
-    means, resampled = means[:, :most], resampled[:, :, :most]
-    regret = _regret(means)
-    best = int(_least(regret))
-    gains = means[:, -1] / means[:, best]
-    resampled_gains = resampled[:, :, -1] / resampled[:, :, best]
     options = tuple(
         Option(
             machines=spec.workers,
@@ -203,22 +223,40 @@ def plan(
         )
         for i, n in enumerate(needed[:most])
     )
-    return Plan(
+    assumptions = (
+        convergence.assumption,
+        f"late work is {_verb(spec.late)}; {how}",
+    )
+    has_cheapest = only_times and len(options) == spec.workers
+    return replace(
+        _choose(options, means[:, :most], resampled[:, :, :most]),
         late=spec.late,
+        cheapest=_cheapest(cluster, spec, convergence, options[-1]) if has_cheapest else None,
+        assumptions=assumptions,
+        intervals=_interval_meaning(cluster, convergence),
+    )
+
+
+def _choose(options: tuple[Option, ...], means: Floats, resampled: Floats) -> Plan:
+    """Choose one of the options, given the seconds to the target.
+
+    The axes of `means` are scenarios and N, those of `resampled` scenarios, resamples and N.
+    """
+    workers, regret = options[0].machines, _regret(means)
+    best = int(_least(regret))
+    if len(options) < workers and np.any(means[:, -1] <= means[:, best] * (1 + FLAT)):
+        best = len(options) - 1
+    gains = means[:, -1] / means[:, best]
+    resampled_gains = resampled[:, :, -1] / resampled[:, :, best]
+    return Plan(
         options=options,
         best=options[best],
-        best_backups=_interval(spec.workers - needed[_least(_regret(resampled))]),
+        best_backups=_interval(workers - 1 - _least(_regret(resampled))),
         gain_interval=Interval(
             _interval(resampled_gains[np.argmin(gains)]).low,
             _interval(resampled_gains[np.argmax(gains)]).high,
         ),
-        flat=_flat(regret, best),
-        cheapest=_cheapest(cluster, spec, convergence, options[-1]) if has_cheapest else None,
-        assumptions=(
-            convergence.assumption,
-            f"step times: {how}, late work {_verb(spec.late)}",
-            f"intervals: {_interval_meaning(cluster)}",
-        ),
+        flat=_flat(regret, best, workers),
     )
 
 
@@ -237,10 +275,15 @@ def _least(regret: Floats) -> Ints:
     return np.asarray(regret.shape[-1] - 1 - np.argmax(is_good[..., ::-1], axis=-1))
 
 
-def _interval_meaning(cluster: Cluster) -> str:
-    if isinstance(cluster.times, Recorded):
-        return "how much the answer depends on the recorded period"
-    return "the error of the simulation, if the latency model is right"
+def _interval_meaning(cluster: Cluster, convergence: Convergence) -> str:
+    what = (
+        "how much the answer depends on the recorded period"
+        if isinstance(cluster.times, Recorded)
+        else "the error of the simulation, if the latency model is right"
+    )
+    if convergence.others:
+        return f"{what}, and on the noise scale"
+    return f"{what}; errors in the assumed number of updates are not included"
 
 
 def _verb(late: Late) -> str:
@@ -255,7 +298,7 @@ def _interval(values: NDArray[np.generic]) -> Interval:
     return Interval(float(low), float(high))
 
 
-def _flat(regret: Floats, best: int) -> tuple[int, int]:
+def _flat(regret: Floats, best: int, workers: int) -> tuple[int, int]:
     """Return the contiguous range of b around the best whose regret is within `FLAT` of it."""
     good = regret <= regret[best] * (1 + FLAT)
     low = high = best
@@ -263,7 +306,7 @@ def _flat(regret: Floats, best: int) -> tuple[int, int]:
         low -= 1
     while high < len(regret) - 1 and good[high + 1]:
         high += 1
-    return len(regret) - 1 - high, len(regret) - 1 - low
+    return workers - 1 - high, workers - 1 - low
 
 
 # --------------------------------------------------------------------------------------------- cost

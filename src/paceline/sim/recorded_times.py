@@ -19,8 +19,8 @@ transit in the recording counts as computation time.
 
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,14 @@ from paceline.errors import TraceError
 from paceline.latency import Recorded, TimeStream
 from paceline.trace.schema import Gradient, Restored, Trace
 
-__all__ = ["Recording", "Replayed", "recorded_times"]
+__all__ = ["Recording", "Replayed", "recorded_times", "recording_by_version"]
 
 Floats = NDArray[np.float64]
+Seen = tuple[float, bool]  # a computation time, and whether it was finished
 Version = tuple[int, int]  # how often the run was restored before, and the version
 
 ROUNDING_S = 1e-9  # smaller differences between times are rounding errors
-CANCELLED_MAX = 0.02  # share of the computations; the end of a run cancels some, too
+CANCELLED_MAX = 0.02  # share of the computations; a run that cancels fewer hides nothing
 LONGER = 1 + 1e-9  # a censored time exceeds its bound by at least this factor
 
 
@@ -55,7 +56,7 @@ class Recording:
     """
 
     finished: int | None = None
-    """How many workers usually finished a version; None: all did, or the run had no barrier.
+    """How many workers usually finished a version; None: nearly all, or the run had no barrier.
 
     If a run cancels late work, nobody knows how long the others would have taken.
     """
@@ -78,8 +79,9 @@ class Recording:
         words = f"{self.drawn + self.bounds} of {self.total} computation times were cut short by "
         words += f"cancellation; {self.drawn} are drawn from longer ones"
         if self.bounds:
+            verb = "is" if self.bounds == 1 else "are"
             words += (
-                f", and {self.bounds} are only known to be longer than any finished one, so "
+                f", and {self.bounds} {verb} only known to be longer than any finished one, so "
                 "waiting for more workers than the recording did looks better than it is"
             )
         return words
@@ -90,7 +92,7 @@ def recorded_times(trace: Trace, seed: int, *, with_travel: bool) -> Recording:
 
     `with_travel`: include the time that the recorded network added.
     """
-    seen: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    seen: dict[int, list[Seen]] = defaultdict(list)
     versions: dict[int, list[Version]] = defaultdict(list)
     for gradient, version in _with_versions(trace):
         whole = gradient.fate is not Fate.CANCELLED
@@ -99,20 +101,46 @@ def recorded_times(trace: Trace, seed: int, *, with_travel: bool) -> Recording:
         if gradient.fate is not Fate.DUPLICATE and (whole or took_s > 0):
             seen[gradient.worker].append((took_s, whole))
             versions[gradient.worker].append(version)
-    finished = np.array([t for own in seen.values() for t, whole in own if whole])
-    if not len(finished):
+    if not any(whole for own in seen.values() for _, whole in own):
         raise TraceError("the trace has no finished gradient, so no computation time is known")
     rng = np.random.default_rng(seed)
     workers = sorted(seen)
-    completed = [_complete(seen[worker], finished, rng) for worker in workers]
-    times = {number: times for number, (times, _, _) in enumerate(completed)}
-    by_version = _by_version(trace, times, [versions[worker] for worker in workers], rng)
+    recording = _completed([seen[worker] for worker in workers], rng)
+    by_version = _by_version(trace, recording.times, [versions[worker] for worker in workers], rng)
+    if by_version is None:
+        return recording
+    return replace(recording, by_version=by_version, finished=_finished(seen, versions))
+
+
+def recording_by_version(
+    rows: Sequence[Sequence[float | None]], rng: np.random.Generator
+) -> Recording:
+    """Return the times of a table with one row per version and one column per worker.
+
+    None means that the worker was cancelled when the last of the others arrived, so each row and
+    each column must have a time.
+    """
+    last = [max(time for time in row if time is not None) for row in rows]
+    seen: list[list[Seen]] = [
+        [
+            (end, False) if time is None else (time, True)
+            for time, end in zip(own, last, strict=True)
+        ]
+        for own in zip(*rows, strict=True)
+    ]
+    recording = _completed(seen, rng)
+    known = [sum(time is not None for time in row) for row in rows]
+    return replace(recording, by_version=recording.times, finished=_usual(known, recording.total))
+
+
+def _completed(seen: list[list[Seen]], rng: np.random.Generator) -> Recording:
+    """Return the times of each worker, after completing the censored ones."""
+    finished = np.array([t for own in seen for t, whole in own if whole])
+    completed = [_complete(own, finished, rng) for own in seen]
     return Recording(
-        times=times,
+        times={worker: times for worker, (times, _, _) in enumerate(completed)},
         drawn=sum(drawn for _, drawn, _ in completed),
         bounds=sum(bounds for _, _, bounds in completed),
-        by_version=by_version,
-        finished=None if by_version is None else _finished(seen, versions),
     )
 
 
@@ -148,22 +176,23 @@ def _by_version(
     return table
 
 
-def _finished(
-    seen: dict[int, list[tuple[float, bool]]], versions: dict[int, list[Version]]
-) -> int | None:
+def _finished(seen: dict[int, list[Seen]], versions: dict[int, list[Version]]) -> int | None:
     """Return how many workers usually finished a version; None: nearly all that began did."""
     whole: Counter[Version] = Counter()
-    began = 0
     for worker, own in seen.items():
-        began += len(own)
         whole.update(v for v, (_, is_whole) in zip(versions[worker], own, strict=True) if is_whole)
-    if began - whole.total() <= CANCELLED_MAX * began:
+    return _usual(list(whole.values()), sum(map(len, seen.values())))
+
+
+def _usual(finished: list[int], began: int) -> int | None:
+    """Return the median of the numbers that finished a version; None: nearly all that began."""
+    if began - sum(finished) <= CANCELLED_MAX * began:
         return None
-    return int(np.median(list(whole.values())))
+    return int(np.median(finished))
 
 
 def _complete(
-    own: list[tuple[float, bool]], finished: Floats, rng: np.random.Generator
+    own: list[Seen], finished: Floats, rng: np.random.Generator
 ) -> tuple[Floats, int, int]:
     """Complete one worker's censored times; return all times and the counts of both cases."""
     times = np.array([t for t, _ in own])

@@ -3,6 +3,9 @@
 
 If only computation times matter, all N are simulated at once with the same times. With a network,
 faults or slow phases, the full simulator runs for some N.
+
+If the times of all workers were recorded together, the recorded versions themselves are simulated,
+in their order. Otherwise times are drawn.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,6 +40,7 @@ Ints = NDArray[np.int64]
 
 REPLICATES = 20
 ROUNDS = (200, 1000)  # versions per replicate: minimum, maximum
+ROUNDS_RECORDED = 20_000  # of a recording: the last ones
 GRADIENTS = 8_000  # per replicate, as far as ROUNDS allows
 WARM_UP = 20  # versions until lateness is stationary; not counted
 DENSE = 128  # how many N are simulated at most; the rest is interpolated
@@ -62,20 +66,38 @@ def steps_from_times(
 ) -> dict[Late, Floats]:
     """Return the mean time of an update, one row per replicate, one column per N."""
     rows: dict[Late, list[Floats]] = {"cancel": [], "finish": []}
-    for done, times in enumerate(draw_replicates(cluster, spec, REPLICATES), start=1):
+    count = 1 if _is_joint(cluster) else REPLICATES
+    for done, times in enumerate(draw_replicates(cluster, spec, count), start=1):
         for late, each in rows.items():
             each.append(_every_step(cluster, times, late))
-        on_progress(done / REPLICATES)
+        on_progress(done / count)
     return {late: np.stack(each) for late, each in rows.items()}
 
 
 def draw_replicates(cluster: Cluster, spec: RunSpec, count: int) -> Iterator[Floats]:
-    """Yield computation times of independent runs: one row per worker, one column per version."""
+    """Yield computation times of independent runs: one row per worker, one column per version.
+
+    If the workers were recorded together, there is one such run, the recorded one.
+    """
+    if _is_joint(cluster):
+        yield _recorded_rounds(cluster, spec)
+        return
     least, most = ROUNDS
     # Fewer workers need more versions for the same precision.
     rounds = min(most, max(least, GRADIENTS // spec.workers)) + WARM_UP
     for replicate in range(count):
         yield draw_times(cluster.times, spec.workers, rounds, spec.seed * REPLICATES + replicate)
+
+
+def _is_joint(cluster: Cluster) -> bool:
+    return isinstance(cluster.times, Recorded) and cluster.times.together
+
+
+def _recorded_rounds(cluster: Cluster, spec: RunSpec) -> Floats:
+    """Return the recorded versions; the last of them also come first, to warm up."""
+    assert isinstance(cluster.times, Recorded)
+    own = [cluster.times.of(worker)[-ROUNDS_RECORDED:] for worker in range(spec.workers)]
+    return np.take(np.stack(own), np.arange(-WARM_UP, len(own[0])), axis=1, mode="wrap")
 
 
 def _every_step(cluster: Cluster, times: Floats, late: Late) -> Floats:
@@ -86,10 +108,12 @@ def _every_step(cluster: Cluster, times: Floats, late: Late) -> Floats:
 
 
 def mean_steps(cluster: Cluster, times: Floats, needed: Ints, late: Late) -> Floats:
-    """Return the mean time of an update for each of these N, from one row of times per worker."""
-    is_joint = isinstance(cluster.times, Recorded) and cluster.times.together
-    lasted = version_durations(times, needed, late, by_version=is_joint)
-    return np.asarray(lasted[min(WARM_UP, len(lasted) - 1) :].mean(axis=0))
+    """Return the mean time of an update for each of these N, from one row of times per worker.
+
+    The first `WARM_UP` versions don't count.
+    """
+    lasted = version_durations(times, needed, late, by_version=_is_joint(cluster))
+    return np.asarray(lasted[WARM_UP:].mean(axis=0))
 
 
 def steps_from_simulations(
@@ -154,7 +178,7 @@ def resampled_steps(steps: Floats, cluster: Cluster, spec: RunSpec) -> Floats:
     if not isinstance(cluster.times, Recorded):
         return np.asarray(steps[picks(len(steps), spec.seed)].mean(axis=1))
     lengths = [len(own) for own in cluster.times.times.values()]
-    rounds = max(2, min(int(np.median(lengths)), ROUNDS[1]))
+    rounds = min(int(np.median(lengths)), ROUNDS[1]) + WARM_UP
     rows = []
     for resample in range(RESAMPLES_RECORDED):
         seed = spec.seed * RESAMPLES_RECORDED + resample + FIRST_RESAMPLE

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A pilot is compared with its own updates, and refused if it can't be relied on."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace as changed
+
+from paceline.errors import SpecError, TraceError
+from paceline.latency import Recorded
+from paceline.sim.cluster import Cluster
+from paceline.sim.pilot import Pilot, study
+from paceline.sim.recorded_times import Recording
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.trace.schema import Gradient, Header, Joined, Left, Restored, Trace, Update
+
+JITTER = "50ms + exp:5ms"
+STRAGGLERS = "50ms + exp:5ms + 10% exp:300ms"
+
+
+def record(policy="sync", latency=STRAGGLERS, workers=8, steps=300, late="cancel"):
+    spec = RunSpec(workers=workers, steps=steps, seed=3, late=late)
+    return simulate(policy, Cluster.parse(latency), spec)
+
+
+def mean_update_s(trace):
+    times = [update.t for update in trace.updates()]
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "late"),
+    [("sync", "cancel"), ("backup:2", "cancel"), ("backup:2", "finish"), ("softsync:4", "cancel")],
+)
+def test_simulation_repeats_the_pilot_itself(policy, late):
+    trace = record(policy, late=late)
+
+    pilot = study(trace, seed=0)
+
+    assert pilot.own_s == pytest.approx(mean_update_s(trace))
+    assert abs(pilot.error) <= 0.05
+    assert pilot.header == trace.header
+    assert len(pilot.recording.times) == 8
+
+
+def test_agreement_states_both_times_and_their_difference():
+    recording = Recording({0: np.ones(2)}, drawn=0, bounds=0)
+    pilot = Pilot(Header(source="sim", policy="sync", workers=2), recording, 0.2, 0.19)
+
+    assert pilot.error == pytest.approx(-0.05)
+    assert pilot.agreement() == (
+        "an update of the recorded run took 200 ms on average, and takes 190 ms (-5.0 %) in a "
+        "simulation with its times"
+    )
+
+
+def test_pilot_that_a_simulation_does_not_repeat_is_refused():
+    """Updates that take longer than any gradient have a cause that the times don't show."""
+    trace = record(latency=JITTER)
+    slower = [changed(r, t=1.1 * r.t) if isinstance(r, Update) else r for r in trace.records]
+
+    assert study(trace, seed=0).error == pytest.approx(0, abs=0.05)
+    with pytest.raises(SpecError, match=r"\(-9.. %\) in a simulation with its times, so"):
+        study(Trace(trace.header, slower), seed=0)
+
+
+@pytest.mark.parametrize(("steps", "made"), [(30, 29), (10, 9), (1, 0)])
+def test_short_pilot_is_refused(steps, made):
+    """The first update isn't counted: workers are still joining."""
+    with pytest.raises(SpecError, match=f"at least 30 updates .* the run made {made}; record"):
+        study(record(steps=steps), seed=0)
+
+
+def test_pilot_of_31_updates_is_enough():
+    assert study(record(latency=JITTER, steps=31), seed=0).own_s > 0
+
+
+def test_pilot_without_a_gradient_is_refused():
+    trace = record()
+    with pytest.raises(TraceError, match="no finished gradient"):
+        study(Trace(trace.header, []), seed=0)
+
+
+def test_pilot_of_one_worker_is_refused():
+    with pytest.raises(SpecError, match="the run had one worker"):
+        study(record(workers=1), seed=0)
+
+
+def test_pilot_without_any_computation_time_is_refused():
+    with pytest.raises(SpecError, match="took no time, so there is nothing to plan"):
+        study(record(latency="0s", workers=4), seed=0)
+
+
+# ---- interruptions ----
+
+
+def with_long_version(trace, version, extra_s, *also):
+    """Return the trace with one version that lasts longer, because of the records `also`."""
+    records, pending = [], list(also)
+    for each in trace.records:
+        later = each
+        if isinstance(each, Gradient) and each.version == version:
+            records += pending
+            pending.clear()
+            later = changed(each, t=each.t + extra_s, compute_s=each.compute_s + extra_s)
+        elif isinstance(each, Gradient) and each.version > version:
+            later = changed(each, t=each.t + extra_s, asked_at=each.asked_at + extra_s)
+        elif isinstance(each, Update) and each.update > version:
+            later = changed(each, t=each.t + extra_s)
+        records.append(later)
+    return Trace(trace.header, records)
+
+
+def test_slow_first_gradients_do_not_count():
+    """Workers compile and warm up in their first turn, and never again."""
+    trace = record(latency=JITTER, steps=100)
+
+    pilot = study(with_long_version(trace, version=0, extra_s=60.0), seed=0)
+
+    assert pilot.own_s == pytest.approx(mean_update_s(trace))
+    assert max(times.max() for times in pilot.recording.times.values()) < 1
+    assert pilot.recording.total == 8 * 99
+
+
+def test_version_in_which_a_worker_comes_back_does_not_count():
+    trace = record(latency=JITTER, steps=100)
+    at = list(trace.updates())[49].t + 0.001
+    gone = (Left(at, 7), Joined(at + 30, 7))
+
+    pilot = study(with_long_version(trace, 50, 30.0, *gone), seed=0)
+
+    assert pilot.own_s == pytest.approx(mean_update_s(trace), rel=0.01)
+    assert max(times.max() for times in pilot.recording.times.values()) < 1
+    assert pilot.recording.total == 8 * 98
+
+
+def test_gradients_asked_for_during_an_interruption_do_not_count():
+    """Without a barrier they arrive after the next update, and were delayed all the same."""
+    trace = record("async", JITTER, steps=500)
+
+    recording = study(trace, seed=0).recording
+
+    accepted = sum(gradient.fate == "accepted" for gradient in trace.gradients())
+    # The first gradient of each worker was asked for before the first update.
+    assert recording.total - recording.drawn - recording.bounds == accepted - 8
+
+
+def test_only_the_part_since_a_user_resumed_the_run_counts():
+    first = record("sync", "1s + exp:50ms", steps=50)
+    second = record("backup:2", JITTER, steps=60)
+    end = first.records[-1].t
+    resumed = Restored(end, 0, second.header, resumed=True)
+
+    pilot = study(Trace(first.header, [*first.records, resumed, *second.records]), seed=0)
+
+    assert pilot.header == second.header
+    assert pilot.own_s == pytest.approx(mean_update_s(second))
+
+
+def test_server_that_was_restarted_does_not_end_the_pilot():
+    first, second = (record(latency=JITTER, steps=40) for _ in range(2))
+    restarted = Restored(first.records[-1].t, 40, first.header)
+
+    pilot = study(Trace(first.header, [*first.records, restarted, *second.records]), seed=0)
+
+    assert pilot.recording.total == 2 * 8 * 39
+    assert isinstance(pilot.recording.model(), Recorded)
