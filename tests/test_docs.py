@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from paceline import Cluster, RunSpec, simulate
 from paceline.cli import app
 from paceline.cli.end_of_run import report_lines
+from paceline.trace.schema import Gradient, Update
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -171,6 +173,11 @@ def test_report_in_the_readme_has_the_current_wording() -> None:
     given = {name: words[words.index(name) + 1] for name in words if name.startswith("--")}
     spec = RunSpec(workers=int(given["--workers"]), steps=int(given["--steps"]))
     trace = simulate(given["--policy"], Cluster.parse(given["--latency"]), spec)
+    # A real run also records gradient norms.
+    norms = {Gradient: 1.7, Update: 1.0}
+    trace.records[:] = [
+        structs.replace(r, sq_norm=norms[type(r)]) if type(r) in norms else r for r in trace.records
+    ]
     report = _masked("\n".join(report_lines(trace, Path("runs/digits-1/trace.jsonl"))))
     prose = "\n".join("..." if "  " in line else line for line in output)  # tables have two spaces
     sentences = [_masked(part) for part in prose.split("...") if part.strip()]

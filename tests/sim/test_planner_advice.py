@@ -24,6 +24,8 @@ UPDATES = 1000.0
 LATES = ("cancel", "finish")
 ALL_COUNT = every_gradient_counts(WORKERS, UPDATES)
 
+long = pytest.mark.uncounted
+
 
 def jitter(rng, versions):
     """Return times of about 50 ms, one row per worker, one column per version."""
@@ -103,6 +105,7 @@ def test_one_backup_if_exactly_one_worker_is_slow_in_each_version(seed):
     assert result.best_backups.low == result.best_backups.high == 1
 
 
+@long
 @pytest.mark.parametrize(
     ("latency", "best"),
     [
@@ -180,6 +183,7 @@ FOLLOWED = [
 ]
 
 
+@long
 @pytest.mark.parametrize("latency", FOLLOWED)
 @pytest.mark.parametrize("late", LATES)
 @pytest.mark.parametrize("convergence", [ALL_COUNT, at_least(200.0, 32, WORKERS, UPDATES)])
@@ -203,6 +207,18 @@ def test_advice_does_not_go_in_circles(latency, late, convergence):
         was = again.options[first.best.needed - 1]
         assert again.best.backups > 0
         assert again.best.gain_over(was).least <= 1 + 3 * FLAT
+
+
+def test_recorded_backups_are_kept_if_no_larger_number_is_better():
+    trace = simulate("backup:1", Cluster.parse("50ms + exp:5ms"), RunSpec(workers=8, steps=100))
+
+    result = plan_from(trace)
+
+    assert result.best is result.baseline
+    assert result.sentence() == (
+        "Use backup:1: with 8 workers, more backups would not save more than 2 % of the time; "
+        "whether fewer would, this recording can't tell, because late work was cancelled."
+    )
 
 
 def test_much_better_choice_is_recommended_even_if_late_work_was_cancelled():

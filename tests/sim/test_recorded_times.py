@@ -11,7 +11,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.recorded_times import Replayed, recorded_times, recording_by_version
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
-from paceline.trace.schema import Restored, Trace
+from paceline.trace.schema import Gradient, Restored, Trace
 from paceline.watch.summary import summarize
 
 SPEC = RunSpec(workers=4, steps=60, seed=3)
@@ -193,6 +193,20 @@ def test_worker_that_skipped_a_version_has_one_of_its_other_times():
     [unknown] = {g.version for g in trace.gradients() if g.worker == 2 and g.fate == "cancelled"}
     kept = [recording.by_version[2][v] for v in seen if v != unknown]
     assert kept == pytest.approx([took_s for v, took_s in seen.items() if v != unknown])
+
+
+def test_version_without_an_update_has_no_times():
+    """The run was stopped while the last version was open."""
+    trace = simulate("sync", UNEVEN, SPEC)
+    records = [
+        replace(r, fate=Fate.CANCELLED) if isinstance(r, Gradient) and r.version == 59 else r
+        for r in trace.records
+    ]
+
+    recording = recorded_times(Trace(trace.header, records), seed=0, with_travel=True)
+
+    assert [len(recording.by_version[worker]) for worker in range(4)] == [59] * 4
+    assert recording.total == 240
 
 
 def test_version_that_was_made_again_counts_twice():

@@ -80,8 +80,9 @@ Latency = Annotated[
         "'lognormal:1.4s,0.2', 'gamma:MEAN,SHAPE', 'pareto:SCALE,ALPHA', 'weibull:SCALE,SHAPE'. "
         "Add terms with +: '50ms + 5% exp:500ms' takes 500 ms longer on average in 5% of the "
         "cases. Mix with |: '95% 50ms | 5% exp:1s'. Append '; worker 7 x2.2' for a worker that is "
-        "always slower, '; phases x3 for 5s every 60s' for slow phases. 'trace:FILE' uses the "
-        "times of a recorded run. A number without a unit is in seconds. "
+        "always slower, '; phases x3 for 5s every 60s' for slow phases. Add 'together' to phases "
+        "that all workers have at the same time. 'trace:FILE' uses the times of a recorded run. A "
+        "number without a unit is in seconds. "
         "[default: 50ms + 5% exp:500ms]",
     ),
 ]

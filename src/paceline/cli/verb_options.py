@@ -100,7 +100,8 @@ class PlanOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Plan from a pilot run, given by its trace or its folder, instead of --latency."
+            help="Plan from a pilot run instead of --latency. Give its trace or its folder, or a "
+            "file.csv of arrivals: one row per update, one column per worker, in seconds."
         ),
     ] = None
     noise_scale: Annotated[

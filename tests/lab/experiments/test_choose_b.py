@@ -21,7 +21,7 @@ def test_few_backups_pay_and_the_planner_finds_them(quick):
     assert few < 0.8 * many
     for row in tables["direct"]:
         assert row["seconds"] == pytest.approx(row["product_s"], rel=0.3)
-    assert len(tables["choices"]) == 3
+    assert len(tables["choices"]) == 4
     for row in tables["choices"]:
         assert row["cost_percent"] < 10
     assert "the planner chooses the following b" in CHOOSE_B.describe(tables)

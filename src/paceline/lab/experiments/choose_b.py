@@ -27,10 +27,11 @@ from paceline.lab.problems.images import Digits
 from paceline.lab.recipe import Recipe
 from paceline.lab.trial import Trial
 from paceline.lab.updates_formula import UpdatesToTarget
-from paceline.latency import Recorded, parse_latency
+from paceline.latency import parse_latency
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import (
     Convergence,
+    at_least,
     estimate_noise_scale,
     every_gradient_counts,
     measured,
@@ -231,11 +232,12 @@ def _choices(
     [without_backups] = column(predicted, "updates", backups=0)
     for seed in lab.seeds:
         pilot = _pilot(lab, settings, seed)
-        times = recorded_times(pilot, seed=0, with_travel=True).times
+        cluster = Cluster(recorded_times(pilot, seed=0, with_travel=True).model(), batch=batch)
         noise = estimate_noise_scale(pilot)
         models: dict[str, Convergence] = {
             "every gradient counts": every_gradient_counts(workers, without_backups),
             "noise scale": noise_scale(noise, batch, workers, without_backups),
+            "noise scale or more": at_least(noise, batch, workers, without_backups),
             "measured table": measured(table),
         }
         lates = LATES[:1] if lab.quick else LATES
@@ -243,7 +245,7 @@ def _choices(
             seconds = column(predicted, f"{late}_s")  # by b, from 0
             best = int(np.argmin(seconds))
             spec = RunSpec(workers=workers, late=late)
-            chosen = plan(Cluster(Recorded(times), batch=batch), spec, model).best.backups
+            chosen = plan(cluster, spec, model).best.backups
             yield {
                 "late": late,
                 "seed": seed,

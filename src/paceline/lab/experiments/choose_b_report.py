@@ -92,7 +92,12 @@ def _draw_direct(axes: "Axes", tables: Tables) -> None:
         capsize=3,
         label="trained, late work is cancelled (bars: standard error)",
     )
-    styles = {"every gradient counts": "v", "noise scale": "^", "measured table": "D"}
+    styles = {
+        "every gradient counts": "v",
+        "noise scale": "^",
+        "noise scale or more": "o",
+        "measured table": "D",
+    }
     for name, style in styles.items():
         own = [row for row in tables["choices"] if row["model"] == name]
         times = [column(predicted, f"{row['late']}_s", backups=row["backups"])[0] for row in own]
