@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from cli_fixtures import SLOW, Simulate
+from cli_fixtures import SLOW, Call, Simulate, one_line
 from paceline.cli.end_of_run import print_report
 from paceline.cli.trace import show
 from paceline.sim.cluster import Cluster
@@ -83,7 +83,10 @@ def test_good_number_of_backups_is_confirmed(
     trace = simulate("backup:1", Cluster.parse("45ms + exp:5ms; worker 7 x20"), spec)
     write_trace(trace, tmp_path / "trace.jsonl")
     words = printed_report()
-    assert "the best number of backups is 1: no other is certain to save more than 2 %" in words
+    assert (
+        "the best number of backups is 1: another number of backups would not save more than 2 %"
+        in words
+    )
 
 
 def test_rule_without_b_is_compared_with_sync(
@@ -141,6 +144,79 @@ def test_norms_without_noise_are_not_used(
     """Gradients always have noise, so an estimate of none is wrong."""
     write_trace(with_norms(simulated("sync"), 1.0, 1.0), tmp_path / "trace.jsonl")
     assert "Assumed: every gradient counts the same" in printed_report()
+
+
+# ---- the same advice everywhere ----
+
+SAME = {
+    "sync": ("sync", "cancel", SLOW),
+    "backups, cancelled": ("backup:1", "cancel", "45ms + exp:5ms; workers 6-7 x20"),
+    "backups, kept": ("backup:2", "cancel", SLOW),
+    "backups, finished": ("backup:4", "finish", SLOW),
+    "no stragglers": ("sync", "cancel", "50ms"),
+    "no barrier": ("async", "cancel", SLOW),
+}
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("case", SAME)
+def test_report_and_plan_give_the_same_advice(
+    case: str, has_norms: bool, call: Call, tmp_path: Path, printed_report: Callable[[], str]
+) -> None:
+    policy, late, latency = SAME[case]
+    steps = 3000 if policy == "async" else 800
+    spec = RunSpec(workers=8, steps=steps, late=late, seed=5)
+    trace = simulate(policy, Cluster.parse(latency), spec)
+    write_trace(with_norms(trace, 1.7, 1.0) if has_norms else trace, tmp_path / "trace.jsonl")
+
+    report, shown = printed_report(), call("trace", "show", "trace.jsonl").words
+    result = call("plan", "--trace", "trace.jsonl", "--json").json["plan"]
+
+    best, baseline, gain = (result[name] for name in ("best", "baseline", "gain"))
+    advice = report.partition("Judging by these times, ")[2].partition(" Details:")[0]
+    assert advice in shown
+    if best == baseline:
+        assert advice.startswith(f"the best number of backups is {best['backups']}: ")
+    else:
+        assert advice.startswith(f"{best['rule']} (waiting for {best['needed']} of 8 workers)")
+        assert f"{gain['least']:.2f}" in advice
+        assert f"times as fast as {baseline['rule']}" in advice
+    assert baseline["rule"] == (policy if policy != "async" else "sync")
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "reason"),
+    [
+        ({"optimizers": 2}, 100, "the script has 2 optimizers"),
+        ({"cores": 0.5}, 100, "the 4 workers share 0.5 cores, which are 100 % busy"),
+        ({}, 20, "a plan needs at least 30 updates"),
+    ],
+    ids=["several optimizers", "shared cores", "few updates"],
+)
+def test_report_and_plan_refuse_for_the_same_reason(
+    changes: dict[str, float],
+    steps: int,
+    reason: str,
+    call: Call,
+    tmp_path: Path,
+    printed_report: Callable[[], str],
+) -> None:
+    trace = simulate("sync", Cluster.parse("50ms"), RunSpec(workers=4, steps=steps))
+    records = [
+        structs.replace(r, cpu_s=r.compute_s) if isinstance(r, Gradient) else r
+        for r in with_norms(trace, 1.0, 1.0).records
+    ]
+    header = structs.replace(trace.header, **changes)
+    write_trace(Trace(header, records), tmp_path / "trace.jsonl")
+
+    assert f"No advice on the number of backups: {reason}" in printed_report()
+    assert reason in call("trace", "show", "trace.jsonl").words
+    assert reason in one_line(call("plan", "--trace", "trace.jsonl"), 2)
+    network = ("--network", "model=1MB,bandwidth=1GB")
+    assert reason in one_line(call("plan", "--trace", "trace.jsonl", *network), 2)
+
+
+# ---- traces that can't be reported ----
 
 
 def test_report_of_a_run_without_updates(tmp_path: Path, printed_report: Callable[[], str]) -> None:

@@ -139,7 +139,15 @@ def test_fewer_workers_than_were_recorded_leave_fewer_that_finished(
 def test_plan_with_a_network_leaves_out_the_recorded_one(call: Call) -> None:
     network = ("--network", "model=1MB,bandwidth=1GB")
     result = call("plan", "--trace", "run.jsonl", *network, "--json").json
-    assert [line.partition(":")[0] for line in result["plan"]["origin"]] == ["Recording"]
+    assert [line.partition(":")[0] for line in result["plan"]["origin"]] == ["Recording", "Check"]
+
+
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+def test_late_work_is_handled_as_in_the_trace_unless_given(late: str, call: Call) -> None:
+    spec = RunSpec(workers=3, steps=60, late=late)
+    write_trace(simulate("sync", Cluster.parse("50ms + 10% exp:300ms"), spec), "pilot.jsonl")
+    assert call(*PLAN, "--json").json["plan"]["late"] == late
+    assert call(*PLAN, "--late", "cancel", "--json").json["plan"]["late"] == "cancel"
 
 
 # ---- arrivals ----

@@ -7,6 +7,7 @@ from msgspec.structs import replace as changed
 
 from paceline.errors import SpecError, TraceError
 from paceline.latency import Recorded
+from paceline.sim import pilot as pilots
 from paceline.sim.cluster import Cluster
 from paceline.sim.pilot import Pilot, study
 from paceline.sim.recorded_times import Recording
@@ -39,13 +40,14 @@ def test_simulation_repeats_the_pilot_itself(policy, late):
 
     assert pilot.own_s == pytest.approx(mean_update_s(trace))
     assert abs(pilot.error) <= 0.05
-    assert pilot.header == trace.header
+    assert pilot.trace.header == trace.header
     assert len(pilot.recording.times) == 8
 
 
 def test_agreement_states_both_times_and_their_difference():
     recording = Recording({0: np.ones(2)}, drawn=0, bounds=0)
-    pilot = Pilot(Header(source="sim", policy="sync", workers=2), recording, 0.2, 0.19)
+    trace = Trace(Header(source="sim", policy="sync", workers=2), [])
+    pilot = Pilot(trace, recording, 0.2, 0.19)
 
     assert pilot.error == pytest.approx(-0.05)
     assert pilot.agreement() == (
@@ -89,6 +91,74 @@ def test_pilot_of_one_worker_is_refused():
 def test_pilot_without_any_computation_time_is_refused():
     with pytest.raises(SpecError, match="took no time, so there is nothing to plan"):
         study(record(latency="0s", workers=4), seed=0)
+
+
+# ---- runs whose times depend on the rule ----
+
+
+def with_cpu_s(trace, share, cores, apply_s=0.0):
+    """Return the trace of workers that compute for this share of their time, on so many cores."""
+    records = [
+        changed(r, cpu_s=share * r.compute_s)
+        if isinstance(r, Gradient)
+        else changed(r, apply_s=apply_s)
+        if isinstance(r, Update)
+        else r
+        for r in trace.records
+    ]
+    return Trace(changed(trace.header, cores=cores), records)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_workers_that_share_busy_cores_are_refused(share):
+    trace = with_cpu_s(record(latency="50ms"), share, cores=2)
+
+    with pytest.raises(SpecError, match=r"8 workers share 2 cores, which are 100 % busy, so they"):
+        study(trace, seed=0)
+
+
+def test_work_of_the_server_counts():
+    trace = record(latency="50ms")
+
+    study(with_cpu_s(trace, 0.1, cores=2), seed=0)
+    with pytest.raises(SpecError, match="which are 60 % busy"):
+        study(with_cpu_s(trace, 0.1, cores=2, apply_s=0.02), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("share", "cores"),
+    [(1.0, 8), (1.0, None), (0.1, 2), (0.0, 2)],
+    ids=["a core each", "unknown", "mostly waiting", "only waiting"],
+)
+def test_workers_that_do_not_wait_for_cores_are_not_refused(share, cores):
+    assert study(with_cpu_s(record(latency="50ms"), share, cores), seed=0).own_s > 0
+
+
+def test_script_with_several_optimizers_is_refused():
+    trace = record()
+
+    with pytest.raises(SpecError, match=r"has 2 optimizers, and .* paceline compare instead"):
+        study(Trace(changed(trace.header, optimizers=2), trace.records), seed=0)
+
+
+# ---- which part counts ----
+
+
+def test_only_the_end_of_a_long_trace_counts(monkeypatch):
+    slow, fast = record(latency="1s + exp:50ms", steps=50), record(latency=JITTER, steps=60)
+    monkeypatch.setattr(pilots, "RECENT", len(fast.records))
+
+    pilot = study(Trace(slow.header, [*slow.records, *fast.records]), seed=0)
+
+    assert pilot.own_s == pytest.approx(mean_update_s(fast))
+    assert pilot.recording.total == 8 * 59
+
+
+@pytest.mark.parametrize(
+    ("policy", "needed"), [("sync", 8), ("backup:3", 5), ("softsync:4", None), ("delayed:1", None)]
+)
+def test_number_of_gradients_that_an_update_waited_for(policy, needed):
+    assert study(record(policy), seed=0).needed == needed
 
 
 # ---- interruptions ----
@@ -153,7 +223,7 @@ def test_only_the_part_since_a_user_resumed_the_run_counts():
 
     pilot = study(Trace(first.header, [*first.records, resumed, *second.records]), seed=0)
 
-    assert pilot.header == second.header
+    assert pilot.trace.header == second.header
     assert pilot.own_s == pytest.approx(mean_update_s(second))
 
 

@@ -292,11 +292,12 @@ def test_replaced_file_is_read_from_its_beginning(path: Path, tmp_path: Path) ->
 def test_limit_spreads_a_long_trace_over_several_reads(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "CHUNK_BYTES", 250)
+    chunk = len(line(HEADER)) + 60
+    monkeypatch.setattr(reader_module, "CHUNK_BYTES", chunk)
     path.write_bytes(GOOD)
     reader = TraceReader(path)
     batches = []
-    while batch := reader.read(max_bytes=260):
+    while batch := reader.read(max_bytes=chunk):
         batches.append(batch)
     assert list(chain.from_iterable(batches)) == RECORDS
     assert len(batches) > 1

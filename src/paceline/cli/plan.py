@@ -14,23 +14,16 @@ from paceline.cli.printing import (
     three_digits,
 )
 from paceline.cli.simulate import COLUMNS, comparison_rows
-from paceline.cli.simulation_inputs import Inputs, batch_of, convergence_of, read_inputs
+from paceline.cli.simulation_inputs import Inputs, read_inputs
 from paceline.cli.verb_options import PlanOptions
 from paceline.core.policies import POLICIES, Backup, parse_policy
 from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
-from paceline.sim.convergence import (
-    Convergence,
-    every_gradient_counts,
-    measured,
-    noise_scale,
-    read_table,
-)
+from paceline.sim.convergence import Convergence, measured, noise_scale, read_table
 from paceline.sim.fast import draw_times
-from paceline.sim.planner import Option, Plan, plan
+from paceline.sim.planner import Option, Plan
 from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
-from paceline.trace.schema import Trace
 from paceline.watch.figures import PlannedTimes, check_ending, draw_plan
 from paceline.watch.summary import Summary, summarize
 
@@ -49,13 +42,11 @@ def run(options: PlanOptions) -> None:
     rules = {each: parse_policy(each) for each in compared if each != Backup.name}
     inputs = read_inputs(options, options.trace, in_order=False)
     cluster, spec = inputs.cluster, inputs.spec
-    if inputs.trace is not None and options.batch is None:
-        cluster = replace(cluster, batch=batch_of(inputs.trace))
-    convergence = _convergence(inputs.trace, cluster.batch, spec.workers, options)
+    convergence = _convergence(inputs, options)
     for rule in rules.values():
         rule.validate(spec)
     with DelayedProgressBar("planning") as bar:
-        result = plan(cluster, spec, convergence, bar.show, inputs.most_needed)
+        result = inputs.plan(convergence, bar.show)
     long_spec = replace(spec, steps=COMPARED_STEPS)
     # A bare "backup" uses the planned b.
     summaries = [
@@ -70,9 +61,7 @@ def run(options: PlanOptions) -> None:
         _print(result, inputs, summaries)
 
 
-def _convergence(
-    pilot: Trace | None, batch: int, workers: int, options: PlanOptions
-) -> Convergence:
+def _convergence(inputs: Inputs, options: PlanOptions) -> Convergence:
     """Choose the best available estimate of how many updates each N needs."""
     samples, table, updates = options.noise_scale, options.updates_table, options.updates
     if not 0 < updates < inf:
@@ -82,10 +71,8 @@ def _convergence(
     if table is not None:
         return measured(read_table(table))
     if samples is not None:
-        return noise_scale(samples, batch, workers, updates)
-    if pilot is not None:
-        return convergence_of(pilot, batch, workers, updates)
-    return every_gradient_counts(workers, updates)
+        return noise_scale(samples, inputs.cluster.batch, inputs.spec.workers, updates)
+    return inputs.convergence(updates)
 
 
 def split_policies(text: str) -> list[str]:
@@ -141,7 +128,7 @@ def _print(result: Plan, inputs: Inputs, summaries: list[Summary]) -> None:
     print(result.sentence())
     cheap = result.cheapest
     if cheap is not None and cheap.machines < workers:
-        share = 1 - cheap.machine_hours / result.baseline.machine_hours
+        share = 1 - cheap.machine_hours / result.options[-1].machine_hours
         print(
             f"Cheapest choice that is no slower than sync: the {cheap.machines} fastest machines "
             f"with backup:{cheap.backups}, {three_digits(cheap.machine_hours)} machine-hours "

@@ -27,6 +27,7 @@ __all__ = [
     "Latency",
     "MinWorkers",
     "Network",
+    "PlanLate",
     "Plot",
     "RealLatency",
     "RealSeed",
@@ -104,6 +105,13 @@ Late = Annotated[
     Literal["cancel", "finish"],
     typer.Option(
         help="What a late worker does: cancel its gradient, or finish it although it is dropped."
+    ),
+]
+PlanLate = Annotated[
+    Literal["cancel", "finish"] | None,
+    typer.Option(
+        help="What a late worker does: cancel its gradient, or finish it although it is dropped. "
+        "[default: cancel, or as in the trace]"
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same result.")]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What `simulate`, `plan` and the report share: the cluster, the spec, and facts from a trace."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paceline.sim.convergence import (
     every_gradient_counts,
 )
 from paceline.sim.pilot import Pilot, study
+from paceline.sim.planner import Plan, plan
 from paceline.sim.recorded_times import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace, trace_file
@@ -25,10 +27,11 @@ __all__ = [
     "DEFAULT_BATCH",
     "Inputs",
     "batch_of",
-    "convergence_of",
+    "inputs_from",
     "read_inputs",
 ]
 
+UPDATES = 1000.0  # to a hypothetical target: ratios don't depend on it
 DEFAULT_BATCH = 32
 DEFAULT_WORKERS = 4
 DEFAULT_LATENCY = "50ms + 5% exp:500ms"
@@ -44,14 +47,43 @@ class Inputs:
     recording: Recording | None = None  # those times; None iff they come from --latency
     pilot: Pilot | None = None  # not None if they can be compared with the run's own updates
 
+    def plan(
+        self,
+        convergence: Convergence | None = None,
+        on_progress: Callable[[float], None] = lambda done: None,
+    ) -> Plan:
+        """Compare every N; `convergence` is by default what is known from the trace."""
+        convergence = convergence or self.convergence(UPDATES)
+        return plan(
+            self.cluster, self.spec, convergence, on_progress, self._most_needed, self._ran_needed
+        )
+
+    def convergence(self, updates: float) -> Convergence:
+        """Limit how many updates each N needs, from the gradient norms in the trace if any."""
+        workers = self.spec.workers
+        try:
+            samples = estimate_noise_scale(without_lost(self.trace)) if self.trace else 0.0
+        except TraceError:
+            samples = 0.0
+        # Gradients always have noise. An estimate of none means that the norms can't be used.
+        if not samples:
+            return every_gradient_counts(workers, updates)
+        return at_least(samples, self.cluster.batch, workers, updates)
+
     @property
-    def most_needed(self) -> int | None:
+    def _most_needed(self) -> int | None:
         """The largest N that the times say something about; None: all N."""
         recording = self.recording
         if recording is None or recording.finished is None:
             return None
         unknown = len(recording.times) - recording.finished  # in most versions
         return max(1, self.spec.workers - unknown)
+
+    @property
+    def _ran_needed(self) -> int | None:
+        """The N of the recorded rule; None: unknown, or it ran with more workers."""
+        is_same = self.pilot and self.pilot.trace.header.workers == self.spec.workers
+        return self.pilot.needed if self.pilot and is_same else None
 
     def origin(self) -> list[str]:
         """Return sentences on where the computation times come from."""
@@ -82,52 +114,56 @@ def read_inputs(
     )
     spec = RunSpec(
         workers=DEFAULT_WORKERS if options.workers is None else options.workers,
-        late=options.late,
+        late=options.late or "cancel",
         seed=options.seed,
     )
+    inputs = Inputs(cluster, spec)
     if trace is None:
-        return Inputs(cluster, spec)
-    if not in_order and is_arrivals(trace):
+        return inputs
+    if in_order:
+        inputs = _replayed(read_trace(trace_file(trace)), cluster, spec)
+    elif is_arrivals(trace):
         inputs = _from_arrivals(trace, cluster, spec)
     else:
-        inputs = _from_trace(read_trace(trace_file(trace)), cluster, spec, in_order=in_order)
-    if options.workers is None and inputs.recording is not None:
-        return replace(inputs, spec=replace(spec, workers=len(inputs.recording.times)))
-    return inputs
+        inputs = inputs_from(read_trace(trace_file(trace)), cluster, spec.seed)
+        if options.batch is not None:
+            inputs = replace(inputs, cluster=replace(inputs.cluster, batch=options.batch))
+    workers = inputs.spec.workers if options.workers is None else options.workers
+    late = inputs.spec.late if options.late is None else options.late
+    return replace(inputs, spec=replace(inputs.spec, workers=workers, late=late))
+
+
+def inputs_from(trace: Trace, cluster: Cluster | None = None, seed: int = 0) -> Inputs:
+    """Plan for the same workers, batches and late work as in the recorded run.
+
+    `cluster` has the network and the faults; by default, the times include the recorded network.
+    Raises `SpecError` if the recorded run can't be relied on.
+    """
+    cluster = cluster or Cluster.parse("0s")
+    pilot = study(trace, seed)
+    recording = pilot.recording
+    if cluster.network is not None:
+        recording = recorded_times(pilot.trace, seed, with_travel=False)
+    spec = RunSpec(workers=len(recording.times), late=pilot.trace.header.late, seed=seed)
+    cluster = replace(cluster, times=recording.model(), batch=batch_of(trace))
+    return Inputs(cluster, spec, trace, recording, pilot)
+
+
+def _replayed(trace: Trace, cluster: Cluster, spec: RunSpec) -> Inputs:
+    recording = recorded_times(trace, spec.seed, with_travel=cluster.network is None)
+    spec = replace(spec, workers=len(recording.times))
+    return Inputs(replace(cluster, times=Replayed(recording)), spec, trace, recording)
 
 
 def _from_arrivals(path: Path, cluster: Cluster, spec: RunSpec) -> Inputs:
     if cluster.network is not None:
         raise SpecError("arrivals include the time on the network; leave --network out")
     recording = read_arrivals(path, spec.seed)
+    spec = replace(spec, workers=len(recording.times))
     return Inputs(replace(cluster, times=recording.model()), spec, recording=recording)
-
-
-def _from_trace(trace: Trace, cluster: Cluster, spec: RunSpec, *, in_order: bool) -> Inputs:
-    has_network = cluster.network is not None
-    if in_order or has_network:
-        pilot = None
-        recording = recorded_times(trace, spec.seed, with_travel=not has_network)
-    else:
-        pilot = study(trace, spec.seed)
-        recording = pilot.recording
-    times = Replayed(recording) if in_order else recording.model()
-    return Inputs(replace(cluster, times=times), spec, trace, recording, pilot)
 
 
 def batch_of(trace: Trace) -> int:
     """Return the mean number of samples in a gradient of the trace."""
     seen = [g.samples for g in trace.gradients() if g.samples]
     return round(sum(seen) / len(seen)) if seen else DEFAULT_BATCH
-
-
-def convergence_of(trace: Trace, batch: int, workers: int, updates: float) -> Convergence:
-    """Limit how many updates each N needs, from the gradient norms in the trace if any."""
-    try:
-        samples = estimate_noise_scale(without_lost(trace))
-    except TraceError:
-        samples = 0.0
-    # Gradients always have noise. An estimate of none means that the norms can't be used.
-    if not samples:
-        return every_gradient_counts(workers, updates)
-    return at_least(samples, batch, workers, updates)

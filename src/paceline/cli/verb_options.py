@@ -25,6 +25,7 @@ from paceline.cli.shared_options import (
     Latency,
     MinWorkers,
     Network,
+    PlanLate,
     Plot,
     RealLatency,
     RealSeed,
@@ -126,7 +127,7 @@ class PlanOptions:
     ] = ""
     network: Network = ""
     faults: Faults = ""
-    late: Late = "cancel"
+    late: PlanLate = None
     batch: Annotated[
         int | None, typer.Option(help="Samples in a gradient. [default: 32, or as in the trace]")
     ] = None

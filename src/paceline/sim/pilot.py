@@ -6,6 +6,10 @@ that gives a wrong time per update, the time with other numbers of backups is wr
 
 While workers join or leave, or the run is paused, updates take longer, and so do the first
 gradients of a process. Both are left out until the next update is made.
+
+Two kinds of runs are refused although their times are known. Workers that share cores slow each
+other down, so their times depend on how many of them compute, and with it on the rule. And with
+several optimizers, as in a GAN, there is no such thing as the noise scale of the updates.
 """
 
 from collections.abc import Sequence
@@ -40,6 +44,8 @@ __all__ = ["Pilot", "study"]
 
 UPDATES_MIN = 30  # with fewer, one slow update changes the advice
 ERROR_MAX = 0.05  # of the simulated time of an update
+BUSY_MAX = 0.5  # share of the cores; above it, workers wait for each other noticeably
+RECENT = 20_000  # records at the end of the trace: enough, and the future resembles them most
 REPLICATES = 5
 SIMULATED_UPDATES = 5_000  # of a rule without a formula
 
@@ -50,10 +56,16 @@ _INTERRUPTIONS = (Joined, Left, Paused, Resumed, Restored)
 class Pilot:
     """A run that can be planned from."""
 
-    header: Header
+    trace: Trace  # the part that counts
     recording: Recording
     own_s: float  # how long its updates took, on average
     simulated_s: float  # the same in a simulation with its times
+
+    @property
+    def needed(self) -> int | None:
+        """The number of gradients that an update waited for; None: its rule has no such number."""
+        header = self.trace.header
+        return _needed(parse_policy(header.policy), header.workers)
 
     @property
     def error(self) -> float:
@@ -72,9 +84,14 @@ class Pilot:
 def study(trace: Trace, seed: int) -> Pilot:
     """Return what the trace says; raise `SpecError` with the reason if it can't be relied on."""
     header, records = _latest_part(trace)
-    calm, lasted = _without_interruptions(records)
-    whole = Trace(header, calm if lasted else records)
-    recording = recorded_times(whole, seed, with_travel=True)
+    if header.optimizers > 1:
+        raise SpecError(
+            f"the script has {header.optimizers} optimizers, and the planner understands only the "
+            "updates of one; try several rules with paceline compare instead"
+        )
+    calm, lasted = _without_interruptions(records[-RECENT:])
+    part = Trace(header, calm if lasted else records)
+    recording = recorded_times(part, seed, with_travel=True)
     if len(recording.times) < 2:
         raise SpecError("the run had one worker, so there is no other that it could wait for")
     if len(lasted) < UPDATES_MIN:
@@ -84,8 +101,9 @@ def study(trace: Trace, seed: int) -> Pilot:
         )
     if not fmean(lasted) > 0:
         raise SpecError("the updates of the run took no time, so there is nothing to plan")
+    _check_cores(part, sum(lasted))
     policy = parse_policy(header.policy)
-    pilot = Pilot(header, recording, fmean(lasted), _simulate(policy, header, recording, seed))
+    pilot = Pilot(part, recording, fmean(lasted), _simulate(policy, header, recording, seed))
     if abs(pilot.error) > ERROR_MAX:
         raise SpecError(
             f"{pilot.agreement()}, so simulations of other rules would be wrong, too; record a "
@@ -127,17 +145,39 @@ def _without_interruptions(records: Sequence[Record]) -> tuple[list[Record], lis
     return calm, lasted
 
 
+def _check_cores(trace: Trace, lasted_s: float) -> None:
+    """Raise `SpecError` if the workers are more than the cores, and keep them busy."""
+    workers, cores = trace.header.workers, trace.header.cores
+    if not cores or workers <= cores:
+        return
+    used_s = sum(g.cpu_s for g in trace.gradients()) + sum(u.apply_s for u in trace.updates())
+    busy = used_s / (lasted_s * cores)
+    if busy > BUSY_MAX:
+        shared = "1 core, which is" if cores == 1 else f"{cores:g} cores, which are"
+        raise SpecError(
+            f"the {workers} workers share {shared} {100 * min(1, busy):.0f} % busy, so they slow "
+            "each other down, and backups would change by how much; try several rules with "
+            "paceline compare, or record a run with a core for each worker"
+        )
+
+
 def _simulate(policy: Policy, header: Header, recording: Recording, seed: int) -> float:
     """Return the mean time of an update of this rule with the recorded times."""
     cluster = replace(Cluster.parse("0s"), times=recording.model())
     spec = RunSpec(workers=len(recording.times), late=header.late, seed=seed)
-    if isinstance(policy, Sync | Backup):
-        backups = policy.b if isinstance(policy, Backup) else 0
-        needed = np.array([max(1, spec.workers - backups)])
-        replicates = draw_replicates(cluster, spec, REPLICATES)
+    needed = _needed(policy, spec.workers)
+    if needed is not None:
         return fmean(
-            float(mean_steps(cluster, times, needed, spec.late)[0]) for times in replicates
+            float(mean_steps(cluster, times, np.array([needed]), spec.late)[0])
+            for times in draw_replicates(cluster, spec, REPLICATES)
         )
     trace = simulate(policy, cluster, replace(spec, steps=SIMULATED_UPDATES))
     _, lasted = _without_interruptions(trace.records)
     return fmean(lasted)
+
+
+def _needed(policy: Policy, workers: int) -> int | None:
+    """Return N under `sync` and `backup`; None: another rule."""
+    if isinstance(policy, Backup):
+        return max(1, workers - policy.b)
+    return workers if isinstance(policy, Sync) else None

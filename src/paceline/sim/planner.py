@@ -14,10 +14,11 @@ Theory of operation
     target exceeds that of the best N for this scenario by the smallest factor. Among choices that
     are nearly equal it takes the one with the fewest backups.
 
-    A recording in which late work was cancelled says nothing about waiting for more workers than
-    it did, and the smallest regret relative to the rest would mean less and less. Then the planner
-    keeps the recorded number of backups unless a larger one is better in every scenario. Otherwise
-    a plan from a run that followed a plan could recommend still more backups, and so on.
+    A plan from a run that followed a plan should confirm it. So the planner keeps the recorded
+    number of backups unless its regret is larger with 95 % certainty. And a recording in which late
+    work was cancelled says nothing about waiting for more workers than it did, so the smallest
+    regret relative to the rest would mean less and less. Then the planner also keeps the recorded
+    number unless a larger one is better in every scenario.
 
     For a latency model the planner simulates independent replicates, and the intervals show the
     error of the simulation, by resampling the replicates. For a recording it simulates the recorded
@@ -122,6 +123,9 @@ class Plan:
     """The cost of every N, and which one to choose."""
 
     options: tuple[Option, ...]  # by N, from 1 up, all machines in use
+    baseline: Option
+    """What the best is compared with: the recorded rule, or else the fewest backups."""
+
     best: Option
     best_backups: Interval
     gain_interval: Interval  # of `gain`, over all scenarios
@@ -133,16 +137,11 @@ class Plan:
     assumptions: tuple[str, ...] = ()
     intervals: str = ""  # what they show
 
-    @property
-    def baseline(self) -> Option:
-        """What the others are compared with: sync, or the fewest backups that are known about."""
-        return self.options[-1]
-
     def sentence(self) -> str:
         """Return the recommendation in words."""
         workers, best, gain = self.best.machines, self.best, self.gain
         if best is self.baseline:
-            return f"Use {best.rule}: with {workers} workers, {self.why_not_more()}."
+            return f"Use {best.rule}: with {workers} workers, {self._why_no_other()}."
         low, high = self.flat
         around = f"any b from {low} to {high} is" if low < high else "no other b is"
         interval = f"{self.gain_interval.low:.2f} to {self.gain_interval.high:.2f}"
@@ -161,15 +160,28 @@ class Plan:
             f"{FLAT_WORDS} of that. With other random draws of the times, the best b {repeated}."
         )
 
-    def why_not_more(self) -> str:
+    def in_short(self) -> str:
+        """Return the recommendation in words, without intervals."""
+        best, baseline, gain = self.best, self.baseline, self.gain
+        if best is baseline:
+            return f"the best number of backups is {best.backups}: {self._why_no_other()}"
+        condition = ", depending on the noise scale" if gain.is_range else ""
+        return (
+            f"{best.rule} (waiting for {best.needed} of {best.machines} workers) would reach the "
+            f"same target {gain.words()} times as fast as {baseline.rule}{condition}"
+        )
+
+    def _why_no_other(self) -> str:
         """Return in words why no other option is recommended instead of the baseline."""
-        sync = not self.baseline.backups
-        more = "backups" if sync else "more backups"
-        if any(option.gain_over(self.baseline).most > 1 + FLAT for option in self.options):
+        is_sync, is_last = not self.baseline.backups, self.baseline is self.options[-1]
+        more = "backups" if is_sync else "more backups" if is_last else "another number of backups"
+        if all(option.gain_over(self.baseline).most <= 1 + FLAT for option in self.options):
+            reason = f"{more} would not save more than {FLAT_WORDS} of the time"
+        elif is_last:
             reason = f"{more} would save time only if the noise scale stayed small"
         else:
-            reason = f"{more} would not save more than {FLAT_WORDS} of the time"
-        if sync:
+            reason = f"{more} is not certain to save more than {FLAT_WORDS} of the time"
+        if is_sync or not is_last:
             return reason
         return (
             f"{reason}; whether fewer would, this recording can't tell, because late work was "
@@ -188,11 +200,13 @@ def plan(
     convergence: Convergence,
     on_progress: Callable[[float], None] = lambda done: None,
     most: int | None = None,
+    ran: int | None = None,
 ) -> Plan:
     """Compare every N for `spec.workers` machines, with late work handled as `spec.late` says.
 
     `on_progress` is called with the fraction of the work that is done. `most`: the largest N to
-    compare, because the times say nothing about larger ones; None: all.
+    compare, because the times say nothing about larger ones; None: all. `ran`: the N of the rule
+    that was recorded; None: unknown.
     """
     cluster.validate(spec)
     only_times = cluster.times.is_stationary and cluster.network is None and not cluster.faults
@@ -229,7 +243,7 @@ def plan(
     )
     has_cheapest = only_times and len(options) == spec.workers
     return replace(
-        _choose(options, means[:, :most], resampled[:, :, :most]),
+        _choose(options, means[:, :most], resampled[:, :, :most], ran),
         late=spec.late,
         cheapest=_cheapest(cluster, spec, convergence, options[-1]) if has_cheapest else None,
         assumptions=assumptions,
@@ -237,21 +251,27 @@ def plan(
     )
 
 
-def _choose(options: tuple[Option, ...], means: Floats, resampled: Floats) -> Plan:
+def _choose(options: tuple[Option, ...], means: Floats, resampled: Floats, ran: int | None) -> Plan:
     """Choose one of the options, given the seconds to the target.
 
     The axes of `means` are scenarios and N, those of `resampled` scenarios, resamples and N.
     """
     workers, regret = options[0].machines, _regret(means)
+    base = min(ran or workers, len(options)) - 1
     best = int(_least(regret))
-    if len(options) < workers and np.any(means[:, -1] <= means[:, best] * (1 + FLAT)):
-        best = len(options) - 1
-    gains = means[:, -1] / means[:, best]
-    resampled_gains = resampled[:, :, -1] / resampled[:, :, best]
+    regrets = _regret(resampled)
+    if base < workers - 1:
+        is_sure = _interval(regrets[:, base] / regrets.min(axis=1)).low > 1 + FLAT
+        is_better = np.all(means[:, base] > means[:, best] * (1 + FLAT))
+        if not is_sure or (len(options) < workers and not is_better):
+            best = base
+    gains = means[:, base] / means[:, best]
+    resampled_gains = resampled[:, :, base] / resampled[:, :, best]
     return Plan(
         options=options,
+        baseline=options[base],
         best=options[best],
-        best_backups=_interval(workers - 1 - _least(_regret(resampled))),
+        best_backups=_interval(workers - 1 - _least(regrets)),
         gain_interval=Interval(
             _interval(resampled_gains[np.argmin(gains)]).low,
             _interval(resampled_gains[np.argmax(gains)]).high,

@@ -53,6 +53,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     pushed_bytes: float = 0.0
     sq_norm: float | None = None
     uses: tuple[Use, ...] = ()
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +155,5 @@ def _gradient(
         sq_norm,
         None if arrived is None else arrived.new_samples,
         measured.uses,
+        measured.cpu_s,
     )

@@ -88,6 +88,8 @@ class Header(_Line, tag="header", frozen=True, kw_only=True, omit_defaults=False
     min_workers: int = 1
     late: Late = "cancel"
     seed: int = 0
+    cores: Amount | None = None  # that the processes of the run share; None: unknown
+    optimizers: Whole = 1
     about: dict[str, str] = {}  # further information for people
     format: int = msgspec.field(default=FORMAT, name="paceline_trace")
 
@@ -149,6 +151,7 @@ class Gradient(_Line, tag="gradient", frozen=True):
     sq_norm: Amount | None = None  # the squared norm of the gradient, if it was measured
     new_samples: Whole | None = None  # that no accepted gradient used before; None: all
     uses: tuple[Use, ...] = ()  # the batches of the shared order that it was computed on
+    cpu_s: Amount = 0  # processor time of the worker's process in this turn, in all its threads
 
     @property
     def counted_samples(self) -> int:

@@ -182,6 +182,7 @@ def _measured(record: Record) -> Measured | None:
             record.pushed_bytes,
             record.sq_norm,
             record.uses,
+            record.cpu_s,
         )
     return None
 

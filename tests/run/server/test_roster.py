@@ -185,9 +185,10 @@ def test_member_is_busy_during_its_turn(lobby):
 def test_computing_time_is_never_longer_than_the_turn(lobby):
     _, peer = lobby.join(0)
     lobby.roster.begin_turn(peer, 2.0, 0)
-    measured = peer.measured(compute_s=99.0, now=2.5, sq_norm=4.0)
+    measured = peer.measured(messages.AbandonReport(1, 99.0, cpu_s=0.3), now=2.5, sq_norm=4.0)
     assert (measured.asked_at, measured.compute_s, measured.sq_norm) == (2.0, 0.5, 4.0)
-    assert peer.measured(compute_s=0.25, now=2.5).compute_s == 0.25
+    assert measured.cpu_s == 0.3
+    assert peer.measured(messages.AbandonReport(1, 0.25), now=2.5).compute_s == 0.25
 
 
 def test_notice_of_a_contributor_is_completed_with_the_count(lobby):

@@ -53,6 +53,16 @@ def test_request_from_before_the_worker_joined_counts_from_the_join(now):
     assert clock.remaining_s == 9.0
 
 
+def test_processor_time_counts_from_the_beginning_of_the_turn(monkeypatch):
+    used = [7.0]
+    monkeypatch.setattr(turn_clock, "process_time", lambda: used[0])
+    clock = TurnClock("10s", worker=0, seed=0)
+    used[0] = 8.0
+    clock.begin(asked_at=None)
+    used[0] = 8.25
+    assert clock.cpu_s == 0.25
+
+
 def test_delay_depends_on_the_worker_and_the_seed_only(now):
     def delays(worker, seed):
         clock = TurnClock("exp:1s", worker, seed)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,6 +21,7 @@ from paceline.run.net.address import listen
 from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
+from paceline.run.server.cores import available_cores
 from paceline.run.server.export_weights import write_weights
 from paceline.run.server.listener import Listener
 from paceline.run.server.recorder import Recorder
@@ -93,7 +95,11 @@ def _make_server(
     saved = archive.load()
     if saved is not None:
         shard.load_state_dict(saved.version, saved.shard)
-    header = Header.of("run", policy, settings.spec, _about(book))
+    header = msgspec.structs.replace(
+        Header.of("run", policy, settings.spec, _about(book)),
+        cores=available_cores(),
+        optimizers=len(shard.state.optimizers),
+    )
     recorder, origin = _open_recorder(run_dir / "trace.jsonl", header, saved)
     export = partial(_export, run_dir, models, shard)
     every = parse_every(settings.checkpoint_every)

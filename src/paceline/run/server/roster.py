@@ -26,6 +26,8 @@ from paceline.trace.event_records import Measured
 
 __all__ = ["Peer", "Roster"]
 
+Report = messages.GradientReport | messages.AbandonReport
+
 LEASES_MAX = 1000  # with one turn; a worker asks for more if it needs them
 
 
@@ -47,12 +49,12 @@ class Peer:
     holds_leases: bool = True  # False: it lost them, but doesn't know yet
 
     def measured(
-        self, compute_s: float, now: float, sq_norm: float | None = None, uses: tuple[Use, ...] = ()
+        self, report: Report, now: float, sq_norm: float | None = None, uses: tuple[Use, ...] = ()
     ) -> Measured:
         """Return what the trace records about its turn; it can't have computed for longer."""
         assert self.asked_at is not None
-        compute_s = min(compute_s, now - self.asked_at)
-        return Measured(self.asked_at, compute_s, sq_norm=sq_norm, uses=uses)
+        compute_s = min(report.compute_s, now - self.asked_at)
+        return Measured(self.asked_at, compute_s, 0.0, 0.0, sq_norm, uses, report.cpu_s)
 
 
 class Roster:

@@ -229,7 +229,7 @@ class Server:
         check_gradient(self._decider, self._shard, worker, report)
         self._decider.leases.check(worker, report.uses)
         now = self._clock.now()
-        measured = peer.measured(report.compute_s, now, report.sq_norm, report.uses)
+        measured = peer.measured(report, now, report.sq_norm, report.uses)
         event: GradientArrived | WorkAbandoned
         if self._phases.is_out_of_step(worker, report):
             event = WorkAbandoned(now, worker, report.turn)
@@ -251,7 +251,7 @@ class Server:
         peer = self._reporting_peer(end, report)
         if peer is not None:
             now = self._clock.now()
-            measured = peer.measured(report.compute_s, now)
+            measured = peer.measured(report, now)
             self._end_turn(peer, WorkAbandoned(now, peer.worker, report.turn), measured, report)
 
     def _reporting_peer(self, end: PeerEnd, report: Report) -> Peer | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How long a turn takes, and how long an injected delay (`--latency`) makes it take."""
 
-from time import monotonic
+from time import monotonic, process_time
 
 from paceline.latency import parse_latency
 
@@ -16,10 +16,12 @@ class TurnClock:
         self._joined_at = self._began_at = monotonic()
         self._delays = parse_latency(latency).stream(worker, seed) if latency else None
         self._due_at = 0.0
+        self._cpu_began_s = process_time()
 
     def begin(self, asked_at: float | None) -> None:
         """Begin a turn; `asked_at` is when the server asked, None if its clock isn't ours."""
         self._began_at = monotonic()
+        self._cpu_began_s = process_time()
         if self._delays is not None:
             if asked_at is not None:  # our own overhead is part of the injected latency
                 self._began_at = max(asked_at, self._joined_at)
@@ -39,3 +41,8 @@ class TurnClock:
     def compute_s(self) -> float:
         """The time that a gradient which is ready now takes, including the injected delay."""
         return max(monotonic(), self._due_at) - self._began_at
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of this process since the turn began, in all its threads."""
+        return process_time() - self._cpu_began_s
