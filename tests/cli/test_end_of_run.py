@@ -252,7 +252,7 @@ def test_prose_is_wrapped_but_tables_are_not(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     simulated("backup:1", steps=15)
-    show(tmp_path)
+    show(tmp_path, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     heading = next(line for line in lines if line.startswith("worker "))
     assert heading.split("  ")[-1] == "waited for"

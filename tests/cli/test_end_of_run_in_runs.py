@@ -34,10 +34,10 @@ def advice(trace: Trace) -> str:
 def test_following_the_advice_does_not_go_in_circles(launch: Launch) -> None:
     """The pilot waits for a slow worker; the run that doesn't is not told to change anything."""
     slow = "50ms; worker 3 x3"
-    pilot = launch(TRAIN, workers=4, steps=UPDATES, policy="sync", slow=slow)
+    pilot = launch(TRAIN, workers=4, steps=UPDATES, policy="sync", latency=slow)
     assert "Judging by these times, backup:1 (waiting for 3 of 4 workers)" in advice(pilot.trace)
 
-    follower = launch(TRAIN, workers=4, steps=UPDATES, policy="backup:1", slow=slow)
+    follower = launch(TRAIN, workers=4, steps=UPDATES, policy="backup:1", latency=slow)
 
     words = advice(follower.trace)
     # On a busy machine its updates may take too long for a plan.
@@ -77,7 +77,7 @@ def test_no_advice_for_workers_that_share_a_core(is_busy: bool, launch: Launch) 
     """
     script = preamble + TRAIN.replace("optimizer.zero_grad()", "optimizer.zero_grad(); compute()")
 
-    ran = launch(script, workers=4, steps=UPDATES, slow="" if is_busy else "40ms; worker 3 x3")
+    ran = launch(script, workers=4, steps=UPDATES, latency="" if is_busy else "40ms; worker 3 x3")
 
     assert ran.trace.header.cores == 1
     if is_busy:
