@@ -14,7 +14,7 @@ from paceline.errors import InternalError, PacelineError, PeerLost, ProtocolErro
 OPTIONS = {
     "simulate": "--policy --workers --latency --steps --until --trace --network --faults --late "
     "--batch --min-workers --seed --out --plot --json",
-    "plan": "--workers --latency --trace --noise-scale --updates-table --updates --policies "
+    "plan": "--workers --latency --trace --noise-scale --updates-table --updates --policy "
     "--network --faults --late --batch --seed --plot --json",
     "trace show": "--json",
     "trace check": "--json",

@@ -69,7 +69,8 @@ def test_plan_json_has_the_options_the_best_and_the_sentence(call: Call) -> None
 
 @pytest.mark.usefixtures("pilot")
 def test_plan_compares_other_rules(call: Call) -> None:
-    answer = call(*PLAN, "--policies", "sync,backup,softsync:4,lr=constant,async", "--json")
+    rules = ("sync", "backup", "softsync:4,lr=constant", "async")
+    answer = call(*PLAN, *(word for rule in rules for word in ("-p", rule)), "--json")
     best = answer.json["plan"]["best"]
     assert [each["policy"] for each in answer.json["policies"]] == [
         "sync",
@@ -77,7 +78,7 @@ def test_plan_compares_other_rules(call: Call) -> None:
         "softsync:4,lr=constant",
         "async",
     ]
-    shown = call(*PLAN, "--policies", "sync,async")
+    shown = call(*PLAN, "--policy", "sync", "--policy", "async")
     assert "throughput" in shown.out
     assert "Warning: throughput is not convergence" in shown.words
 
@@ -179,7 +180,7 @@ def test_plan_from_arrivals(is_shared: bool, rule: str, call: Call) -> None:
 
 def test_plan_from_arrivals_uses_the_noise_scale_and_compares_rules(call: Call) -> None:
     write_arrivals("arrivals.csv", is_shared=False)
-    words = ("--noise-scale", "100", "--policies", "sync,backup", "--late", "finish")
+    words = ("--noise-scale", "100", "-p", "sync", "-p", "backup", "--late", "finish")
     result = call("plan", "--trace", "arrivals.csv", *words, "--json").json
     assert implied_noise_scale(result["plan"], batch=32) == pytest.approx(100)
     assert [each["policy"] for each in result["policies"]] == [
@@ -218,7 +219,7 @@ def test_pilot_that_says_nothing_is_refused(
 
 
 def test_wrong_options_are_refused_before_the_trace_is_read(call: Call) -> None:
-    for words in (("--plot", "x.xyz"), ("--policies", "nonsense")):
+    for words in (("--plot", "x.xyz"), ("--policy", "nonsense")):
         assert words[1] in one_line(call("plan", "--trace", "missing", *words), 2)
 
 
@@ -320,8 +321,8 @@ WRONG = {
     "a table of words": ("plan --updates-table words", 2, "words:2"),
     "a table of garbage": ("plan --updates-table garbage", 2, "garbage"),
     "a table with N = 0": ("plan --updates-table zero", 2, "N must be >= 1"),
-    "unknown rules to compare": ("plan --trace run.jsonl --policies nonsense", 2, "nonsense"),
-    "impossible rules to compare": ("plan --trace run.jsonl --policies backup:3", 2, "b=3"),
+    "unknown rules to compare": ("plan --trace run.jsonl --policy nonsense", 2, "nonsense"),
+    "impossible rules to compare": ("plan --trace run.jsonl --policy backup:3", 2, "b=3"),
 }
 
 

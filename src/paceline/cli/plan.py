@@ -16,7 +16,7 @@ from paceline.cli.printing import (
 from paceline.cli.simulate import COLUMNS, comparison_rows
 from paceline.cli.simulation_inputs import Inputs, read_inputs
 from paceline.cli.verb_options import PlanOptions
-from paceline.core.policies import POLICIES, Backup, parse_policy
+from paceline.core.policies import Backup, parse_policy
 from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import Convergence, measured, noise_scale, read_table
@@ -38,7 +38,7 @@ def run(options: PlanOptions) -> None:
     """Plan, print the result, draw the requested figure."""
     # Complain about options before reading a trace, which may be long.
     check_ending(options.plot)
-    compared = split_policies(options.policies)
+    compared = options.policy or []
     rules = {each: parse_policy(each) for each in compared if each != Backup.name}
     inputs = read_inputs(options, options.trace, in_order=False)
     cluster, spec = inputs.cluster, inputs.spec
@@ -73,17 +73,6 @@ def _convergence(inputs: Inputs, options: PlanOptions) -> Convergence:
     if samples is not None:
         return noise_scale(samples, inputs.cluster.batch, inputs.spec.workers, updates)
     return inputs.convergence(updates)
-
-
-def split_policies(text: str) -> list[str]:
-    """Split at commas, but not at those inside a policy: "softsync:4,lr=constant,async" is two."""
-    policies: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if part.partition(":")[0] in POLICIES or not policies:
-            policies.append(part)
-        else:
-            policies[-1] += f",{part}"
-    return policies
 
 
 def _for_json(result: Plan, inputs: Inputs, summaries: list[Summary]) -> dict[str, Any]:

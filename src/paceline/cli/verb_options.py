@@ -119,12 +119,16 @@ class PlanOptions:
     updates: Annotated[
         float, typer.Option(help="Number of updates that sync needs to reach the target.")
     ] = 1000
-    policies: Annotated[
-        str,
+    policy: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Also compare the throughput of these rules, e.g. sync,backup,softsync:4,async."
+            "--policy",
+            "-p",
+            autocompletion=complete_policy,
+            help="Also show the throughput of this rule, e.g. softsync:4; 'backup' alone has the "
+            "recommended b. Repeat the option to compare rules.",
         ),
-    ] = ""
+    ] = None
     network: Network = ""
     faults: Faults = ""
     late: PlanLate = None
