@@ -151,13 +151,16 @@ def _draw(result: Plan, cluster: Cluster, spec: RunSpec, path: Path) -> None:
         if cluster.times.is_stationary
         else None
     )
+    seconds = [o.seconds for o in result.options]
+    worst = [o.seconds_last for o in result.options]
     planned = PlannedTimes(
         workers=spec.workers,
         needed=[o.needed for o in result.options],
         step_s={late: [o.step_s[late] for o in result.options] for late in result.baseline.step_s},
-        seconds=[o.seconds for o in result.options],
+        seconds=seconds,
         intervals=[(o.interval.low, o.interval.high) for o in result.options if o.interval],
         best=result.best.backups,
-        baseline=result.options[-1].backups,
+        baseline=result.baseline.backups,
+        worst_seconds=worst if worst != seconds else [],
     )
     draw_plan(planned, arrivals, path)
