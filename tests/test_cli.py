@@ -2,12 +2,18 @@
 """The command line as a whole: help, usage errors and exit codes."""
 
 import re
+import shlex
+from contextlib import nullcontext
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from cli_fixtures import Call, call_script, one_line
+from paceline.cli.exit_codes import VERB_CODES
 from paceline.errors import InternalError, PacelineError, PeerLost, ProtocolError
+from paceline.lab.experiments import EXPERIMENTS
+from paceline.run.launch.forkserver import ForkServer
 
 # ---- help ----
 
@@ -37,6 +43,50 @@ def test_help_lists_all_exit_codes(call: Call) -> None:
     found = re.findall(r"\b\d+\b", codes)
     assert found == ["0", "1", "2", "3", "4", "5", "6", "70", "128", "130"]
     assert {str(kind.exit_code) for kind in KINDS} <= set(re.findall(r"\d+", codes))
+
+
+def examples(verb: str, call: Call) -> list[list[str]]:
+    """Return the commands that the help of a verb shows, as a shell would split them."""
+    _, _, text = call(*verb.split(), "--help").out.partition("Example")
+    block = text.partition("\n\n")[0].replace("\\\n", " ")
+    return [shlex.split(line) for line in block.splitlines() if line.strip().startswith("paceline")]
+
+
+@pytest.mark.parametrize("verb", VERB_CODES)
+def test_help_of_a_verb_has_examples_of_that_verb(verb: str, call: Call) -> None:
+    shown = examples(verb, call)
+    assert shown
+    for command in shown:
+        assert command[: 1 + len(verb.split())] == ["paceline", *verb.split()]
+
+
+@pytest.mark.parametrize("verb", ["simulate", "plan", "lab list"])
+def test_example_in_the_help_works(verb: str, call: Call) -> None:
+    for command in examples(verb, call):
+        answer = call(*command[1:])
+        assert (answer.code, answer.err) == (0, "")
+
+
+@pytest.mark.usefixtures("shared_forkserver")
+def test_examples_of_training_in_the_help_work_one_after_the_other(
+    call: Call, tmp_path: Path, forkserver: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read what those before them wrote, as for a reader who pastes them all."""
+    compare = import_module("paceline.cli.compare")
+    monkeypatch.setattr(compare, "ForkServer", lambda _: nullcontext(forkserver))
+    (tmp_path / "examples").symlink_to(Path(__file__).parents[1] / "examples")
+    for verb in ("run", "trace show", "trace check", "compare"):
+        for command in examples(verb, call):
+            answer = call(*command[1:])
+            assert answer.code == 0, answer.err
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"digits-1", "compare-digits-1"}
+
+
+@pytest.mark.parametrize("verb", ["lab run", "lab figures"])
+def test_example_of_the_lab_names_an_experiment(verb: str, call: Call) -> None:
+    for _, _, _, name, option in examples(verb, call):
+        assert name in EXPERIMENTS
+        assert option == "--quick"
 
 
 def test_help_lists_the_verbs(call: Call) -> None:

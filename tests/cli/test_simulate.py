@@ -198,7 +198,7 @@ WRONG = {
     "a negative mean": ("simulate -l exp:-5ms", 2, "-5ms"),
     "an invalid latency": ("simulate -l soon", 2, "soon"),
     "an unknown distribution": ("simulate -l cauchy:1s", 2, "cauchy"),
-    "an empty latency": ("simulate -l ''", 2, "time"),
+    "an empty latency": ("simulate -l ''", 2, "latency must be"),
     "an infinite latency": ("simulate -l inf", 2, "inf"),
     "as many backups as workers": ("simulate -w 4 -p backup:4", 2, "b=4"),
     "more backups than workers": ("simulate -w 4 -p backup:9", 2, "b=9"),

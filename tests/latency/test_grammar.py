@@ -123,10 +123,13 @@ def test_printed_latency_parses_back_to_an_equal_one(latency: Latency) -> None:
 EXP = "; write exp:mean[,shift=] as in exp:20ms,shift=50ms"
 MODIFIER = "; write workers 0,3-5 x2.2 or phases x3 for 5s every 60s on worker 2"
 BAD_STRINGS = [
-    ("", "time must be a duration such as 50ms or 1.4s, got ''; write 50ms or exp:500ms"),
-    ("50x", "time must be a duration such as 50ms or 1.4s, got '50x'; write 50ms or exp:500ms"),
-    ("1s + 1y", "time must be a duration such as 50ms or 1.4s, got '1y'; write 50ms or exp:500ms"),
-    ("5%", "time must be a duration such as 50ms or 1.4s, got ''; write 50ms or exp:500ms"),
+    ("", "latency must be a duration such as 50ms or 1.4s, got ''; write 50ms or exp:500ms"),
+    ("50x", "latency must be a duration such as 50ms or 1.4s, got '50x'; write 50ms or exp:500ms"),
+    (
+        "1s + 1y",
+        "latency must be a duration such as 50ms or 1.4s, got '1y'; write 50ms or exp:500ms",
+    ),
+    ("5%", "latency must be a duration such as 50ms or 1.4s, got ''; write 50ms or exp:500ms"),
     ("9e15", "seconds must be <= 1e+12, got 9000000000000000.0 in '9e15'; write 50ms or exp:500ms"),
     (
         "erlang:3",

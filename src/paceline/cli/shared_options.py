@@ -91,7 +91,7 @@ Network = Annotated[
     str,
     typer.Option(
         help="The cost of moving the model, such as "
-        "'model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1'. Without it, moving data is free."
+        "'model=100MB, bandwidth=1.25GB, delay=0.5ms, servers=1'. Without it, moving data is free."
     ),
 ]
 Faults = Annotated[

@@ -29,7 +29,7 @@ __all__ = ["COLUMNS", "comparison_rows", "run"]
 DEFAULT_STEPS = 1000
 SHOWN_WORKERS = 40
 
-COLUMNS = ["policy", "updates/s", "step", "p99", "staleness", "accepted", "idle", "wasted"]
+COLUMNS = ["rule", "updates/s", "step", "p99", "staleness", "accepted", "idle", "wasted"]
 TRAFFIC_COLUMNS = ["sent/update", "unused"]
 
 

@@ -105,7 +105,7 @@ def _parse_term(text: str) -> Distribution:
         raise SpecError(f"distribution must be one of {names}, got {rest!r}; write exp:500ms")
     else:
         with _reading(rest, "50ms or exp:500ms"):
-            part = Constant(parse_seconds(rest, "time"))
+            part = Constant(parse_seconds(rest, "latency"))
     return part if probability is None else Sometimes(probability, part)
 
 
