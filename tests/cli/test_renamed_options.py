@@ -13,6 +13,7 @@ OLD = [
     ("run --output all train.py", "--show"),
     ("simulate --replay runs/train-1", "--trace"),
     ("simulate -p sync --save run.jsonl", "--out"),
+    ("plan --policies sync,async", "--policy"),
 ]
 
 

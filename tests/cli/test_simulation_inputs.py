@@ -10,7 +10,9 @@ from cli_fixtures import Call, one_line
 from paceline.cli.simulation_inputs import DEFAULT_BATCH, batch_of, read_inputs
 from paceline.cli.verb_options import PlanOptions, SimulateOptions
 from paceline.sim.cluster import Cluster
-from paceline.trace.schema import Trace
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.trace.schema import Trace, write_trace
 
 
 @pytest.mark.usefixtures("recorded")
@@ -56,10 +58,22 @@ def test_trace_gives_the_number_of_workers_and_their_times(recorded: Trace, tmp_
     assert sorted(inputs.recording.times) == [0, 1, 2]
 
 
+def test_trace_gives_the_late_work_and_the_batch_unless_they_are_given(tmp_path: Path) -> None:
+    spec = RunSpec(workers=3, steps=40, late="finish")
+    trace = simulate("backup:1", Cluster.parse("50ms + exp:5ms", batch=7), spec)
+    write_trace(trace, tmp_path / "run.jsonl")
+    for options, in_order in ((SimulateOptions, True), (PlanOptions, False)):
+        inputs = read_inputs(options(), tmp_path / "run.jsonl", in_order=in_order)
+        assert (inputs.spec.late, inputs.cluster.batch) == ("finish", 7)
+        given = options(late="cancel", batch=8)
+        inputs = read_inputs(given, tmp_path / "run.jsonl", in_order=in_order)
+        assert (inputs.spec.late, inputs.cluster.batch) == ("cancel", 8)
+
+
 @pytest.mark.usefixtures("recorded")
 def test_latency_and_a_trace_exclude_each_other(call: Call) -> None:
     answer = call("plan", "--trace", "run.jsonl", "--latency", "5ms")
-    assert "give --latency or a trace, not both" in one_line(answer, 2)
+    assert "give --latency or --trace, not both" in one_line(answer, 2)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ DIFFERENT_HELP = {
     "--latency": "injected into a run, or simulated",
     "--trace": "times in their order, or drawn from it",
     "--out": "a folder or a file",
+    "--late": "simulations may take it from a trace",
     "--seed": "simulations repeat exactly, runs in part",
     "--quick": "an experiment, or its tables",
 }

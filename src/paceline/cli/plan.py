@@ -13,7 +13,7 @@ from paceline.cli.printing import (
     print_table,
     three_digits,
 )
-from paceline.cli.simulate import COLUMNS, comparison_rows
+from paceline.cli.simulate import COLUMNS, comparison_rows, simulate_all
 from paceline.cli.simulation_inputs import Inputs, read_inputs
 from paceline.cli.verb_options import PlanOptions
 from paceline.core.policies import Backup, parse_policy
@@ -22,7 +22,6 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.convergence import Convergence, measured, noise_scale, read_table
 from paceline.sim.fast import draw_times
 from paceline.sim.planner import Option, Plan
-from paceline.sim.simulate import simulate
 from paceline.spec import Late, RunSpec
 from paceline.watch.figures import PlannedTimes, check_ending, draw_plan
 from paceline.watch.summary import Summary, summarize
@@ -49,10 +48,8 @@ def run(options: PlanOptions) -> None:
         result = inputs.plan(convergence, bar.show)
     long_spec = replace(spec, steps=COMPARED_STEPS)
     # A bare "backup" uses the planned b.
-    summaries = [
-        summarize(simulate(rules.get(each, Backup(result.best.backups)), cluster, long_spec))
-        for each in compared
-    ]
+    all_rules = [rules.get(each, Backup(result.best.backups)) for each in compared]
+    summaries = [summarize(trace) for trace in simulate_all(all_rules, cluster, long_spec)]
     if options.plot is not None:
         _draw(result, cluster, spec, options.plot)
     if options.as_json:

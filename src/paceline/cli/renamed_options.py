@@ -14,6 +14,7 @@ __all__ = ["RENAMED", "VerbCommand"]
 
 RENAMED = {
     "--output": "--show",
+    "--policies": "--policy",
     "--replay": "--trace",
     "--run-dir": "--out",
     "--save": "--out",

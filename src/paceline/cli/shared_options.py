@@ -27,7 +27,6 @@ __all__ = [
     "Latency",
     "MinWorkers",
     "Network",
-    "PlanLate",
     "Plot",
     "RealLatency",
     "RealSeed",
@@ -35,6 +34,8 @@ __all__ = [
     "Requeue",
     "Samples",
     "Seed",
+    "SimulatedBatch",
+    "SimulatedLate",
     "TraceFile",
     "Workers",
     "accepts",
@@ -82,8 +83,8 @@ Latency = Annotated[
         "Add terms with +: '50ms + 5% exp:500ms' takes 500 ms longer on average in 5% of the "
         "cases. Mix with |: '95% 50ms | 5% exp:1s'. Append '; worker 7 x2.2' for a worker that is "
         "always slower, '; phases x3 for 5s every 60s' for slow phases. Add 'together' to phases "
-        "that all workers have at the same time. 'trace:FILE' uses the times of a recorded run. A "
-        "number without a unit is in seconds. "
+        "that all workers have at the same time. 'trace:FILE' draws from the times of a recorded "
+        "run. A number without a unit is in seconds. "
         "[default: 50ms + 5% exp:500ms]",
     ),
 ]
@@ -107,12 +108,15 @@ Late = Annotated[
         help="What a late worker does: cancel its gradient, or finish it although it is dropped."
     ),
 ]
-PlanLate = Annotated[
+SimulatedLate = Annotated[
     Literal["cancel", "finish"] | None,
     typer.Option(
         help="What a late worker does: cancel its gradient, or finish it although it is dropped. "
         "[default: cancel, or as in the trace]"
     ),
+]
+SimulatedBatch = Annotated[
+    int | None, typer.Option(help="Samples in a gradient. [default: 32, or as in the trace]")
 ]
 Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same result.")]
 RealSeed = Annotated[

@@ -2,6 +2,7 @@
 """`paceline simulate`: one or several rules on a simulated cluster."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,14 +18,16 @@ from paceline.cli.printing import (
 )
 from paceline.cli.simulation_inputs import Inputs, read_inputs
 from paceline.cli.verb_options import SimulateOptions
+from paceline.core.policy import Policy
 from paceline.errors import SpecError
+from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
-from paceline.spec import parse_seconds
+from paceline.spec import RunSpec, parse_seconds
 from paceline.trace.schema import Ended, Trace, write_trace
 from paceline.watch.figures import check_ending, draw_comparison
 from paceline.watch.summary import Summary, summarize
 
-__all__ = ["COLUMNS", "comparison_rows", "run"]
+__all__ = ["COLUMNS", "comparison_rows", "run", "simulate_all"]
 
 DEFAULT_STEPS = 1000
 SHOWN_WORKERS = 40
@@ -43,7 +46,7 @@ def run(options: SimulateOptions) -> None:
         )
     check_ending(options.plot)
     until = parse_seconds(options.until, "--until") if options.until else None
-    traces = _simulate(policies, inputs, until)
+    traces = simulate_all(policies, inputs.cluster, inputs.spec, until)
     if options.out is not None:
         write_trace(traces[0], options.out)
     moved = [trace for trace in traces if any(trace.updates())]
@@ -68,15 +71,15 @@ def _read_inputs(options: SimulateOptions) -> Inputs:
     return replace(inputs, spec=spec)
 
 
-def _simulate(policies: list[str], inputs: Inputs, until: float | None) -> list[Trace]:
+def simulate_all(
+    policies: Sequence[str | Policy], cluster: Cluster, spec: RunSpec, until: float | None = None
+) -> list[Trace]:
     """Simulate the rules one after the other, with one progress bar for all of them."""
     traces = []
     with DelayedProgressBar() as bar:
         for number, policy in enumerate(policies):
             show = partial(bar.show_part, f"simulating {policy}", number, len(policies))
-            traces.append(
-                simulate(policy, inputs.cluster, inputs.spec, until=until, on_progress=show)
-            )
+            traces.append(simulate(policy, cluster, spec, until=until, on_progress=show))
     return traces
 
 

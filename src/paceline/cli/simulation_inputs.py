@@ -21,7 +21,7 @@ from paceline.sim.recorded_times import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace, trace_file
 from paceline.trace.schema import Trace
-from paceline.watch.summary import without_lost
+from paceline.watch.summary import split, without_lost
 
 __all__ = [
     "DEFAULT_BATCH",
@@ -105,7 +105,7 @@ def read_inputs(
     """
     latency = options.latency
     if trace is not None and latency is not None:
-        raise SpecError("give --latency or a trace, not both")
+        raise SpecError("give --latency or --trace, not both")
     cluster = Cluster.parse(
         DEFAULT_LATENCY if latency is None else latency,
         options.network,
@@ -126,8 +126,8 @@ def read_inputs(
         inputs = _from_arrivals(trace, cluster, spec)
     else:
         inputs = inputs_from(read_trace(trace_file(trace)), cluster, spec.seed)
-        if options.batch is not None:
-            inputs = replace(inputs, cluster=replace(inputs.cluster, batch=options.batch))
+    if options.batch is not None:
+        inputs = replace(inputs, cluster=replace(inputs.cluster, batch=options.batch))
     workers = inputs.spec.workers if options.workers is None else options.workers
     late = inputs.spec.late if options.late is None else options.late
     return replace(inputs, spec=replace(inputs.spec, workers=workers, late=late))
@@ -151,8 +151,10 @@ def inputs_from(trace: Trace, cluster: Cluster | None = None, seed: int = 0) -> 
 
 def _replayed(trace: Trace, cluster: Cluster, spec: RunSpec) -> Inputs:
     recording = recorded_times(trace, spec.seed, with_travel=cluster.network is None)
-    spec = replace(spec, workers=len(recording.times))
-    return Inputs(replace(cluster, times=Replayed(recording)), spec, trace, recording)
+    late = split(trace)[-1].header.late
+    spec = replace(spec, workers=len(recording.times), late=late)
+    cluster = replace(cluster, times=Replayed(recording), batch=batch_of(trace))
+    return Inputs(cluster, spec, trace, recording)
 
 
 def _from_arrivals(path: Path, cluster: Cluster, spec: RunSpec) -> Inputs:

@@ -25,7 +25,6 @@ from paceline.cli.shared_options import (
     Latency,
     MinWorkers,
     Network,
-    PlanLate,
     Plot,
     RealLatency,
     RealSeed,
@@ -33,6 +32,8 @@ from paceline.cli.shared_options import (
     Requeue,
     Samples,
     Seed,
+    SimulatedBatch,
+    SimulatedLate,
     TraceFile,
     Workers,
 )
@@ -81,8 +82,8 @@ class SimulateOptions:
     ] = None
     network: Network = ""
     faults: Faults = ""
-    late: Late = "cancel"
-    batch: Annotated[int, typer.Option(help="Samples in a gradient.")] = 32
+    late: SimulatedLate = None
+    batch: SimulatedBatch = None
     min_workers: MinWorkers = 1
     seed: Seed = 0
     out: Annotated[
@@ -131,10 +132,8 @@ class PlanOptions:
     ] = None
     network: Network = ""
     faults: Faults = ""
-    late: PlanLate = None
-    batch: Annotated[
-        int | None, typer.Option(help="Samples in a gradient. [default: 32, or as in the trace]")
-    ] = None
+    late: SimulatedLate = None
+    batch: SimulatedBatch = None
     seed: Seed = 0
     plot: Plot = None
     as_json: AsJson = False

@@ -107,11 +107,13 @@ def test_own_rule_is_found_in_the_working_folder_and_compared(project, tmp_path)
     assert "run of majority:Majority:extra=1" in paceline(tmp_path, "trace", "check", folder)
 
 
-def test_own_rule_is_simulated(project):
+def test_own_rule_is_simulated_and_planned(project):
     out = paceline(project, "simulate", "-w", 8, "-p", "majority:Majority", "--out", "t.jsonl")
     assert re.search(r"^majority:Majority +\d", out, re.MULTILINE)
     assert {len(u.contributors) for u in read_trace(project / "t.jsonl").updates()} == {5}
     assert "sim of majority:Majority" in paceline(project, "trace", "check", "t.jsonl")
+    out = paceline(project, "plan", "-w", 8, "-p", "majority:Majority:1", "-p", "backup")
+    assert re.search(r"^majority:Majority:extra=1 +\d", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
