@@ -188,7 +188,11 @@ def test_report_and_plan_give_the_same_advice(
     ("changes", "steps", "reason"),
     [
         ({"optimizers": 2}, 100, "the script has 2 optimizers"),
-        ({"cores": 0.5}, 100, "the 4 workers share 0.5 cores, which are 100 % busy"),
+        (
+            {"cores": 0.5},
+            100,
+            "the 4 workers share 0.5 cores and keep them busy for 100 % of the time",
+        ),
         ({}, 20, "a plan needs at least 30 updates"),
     ],
     ids=["several optimizers", "shared cores", "few updates"],
