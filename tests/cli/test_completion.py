@@ -2,10 +2,11 @@
 """Shell completion: the scripts for each shell, and what they offer."""
 
 import os
+import subprocess
 
 import pytest
 
-from cli_fixtures import call_script
+from cli_fixtures import SCRIPT, call_script
 from paceline.cli.completion import EXAMPLE_RULES, complete_policy
 from paceline.core.policies import POLICIES, parse_policy
 
@@ -31,6 +32,31 @@ def offered(*words: str) -> list[str]:
     answer = call_script(env={**os.environ, **asked})
     assert (answer.code, answer.err) == (0, "")
     return answer.out.split()
+
+
+def test_bash_completes_with_the_printed_script() -> None:
+    """The script is the one that `--install-completion` writes."""
+    env = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    source = call_script("--show-completion", "bash", env=env).out
+    words = "COMP_WORDS=(paceline run --policy so) COMP_CWORD=3"
+    call = f'_paceline_completion "{SCRIPT}"; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(
+        ["bash", "-c", f"{source}\n{words}\n{call}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "softsync:4\n"
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_rules_are_offered_to_other_shells_with_their_meaning(shell: str) -> None:
+    asked = {
+        "_PACELINE_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": "paceline run --policy sy",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    answer = call_script(env={**os.environ, **asked})
+    assert (answer.code, answer.err) == (0, "")
+    assert "sync" in answer.out
+    assert "wait for all workers" in answer.out
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline.cli.own_rules import import_rules
 from paceline.cli.verb_options import PlanOptions, SimulateOptions
 from paceline.errors import SpecError, TraceError
 from paceline.sim.arrivals import is_arrivals, read_arrivals
@@ -125,7 +126,9 @@ def read_inputs(
     elif is_arrivals(trace):
         inputs = _from_arrivals(trace, cluster, spec)
     else:
-        inputs = inputs_from(read_trace(trace_file(trace)), cluster, spec.seed)
+        source = read_trace(trace_file(trace))
+        import_rules(source, trace_file(trace))
+        inputs = inputs_from(source, cluster, spec.seed)
     if options.batch is not None:
         inputs = replace(inputs, cluster=replace(inputs.cluster, batch=options.batch))
     workers = inputs.spec.workers if options.workers is None else options.workers

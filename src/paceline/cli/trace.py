@@ -4,8 +4,9 @@
 from pathlib import Path
 
 from paceline.cli.end_of_run import report_lines
+from paceline.cli.own_rules import import_rules, rule_folders
 from paceline.cli.printing import human_seconds, print_json
-from paceline.run.launch.run_folder import is_locked, script_folders
+from paceline.run.launch.run_folder import is_locked
 from paceline.trace.reader import read_trace, trace_file
 from paceline.trace.schema import FINISHED, Trace
 from paceline.watch.audit import audit
@@ -19,7 +20,7 @@ def check(file: Path, as_json: bool) -> None:
     """Check that a trace is consistent, and print what it contains."""
     path = trace_file(file)
     trace = _read(path)
-    audit(trace, str(path), (*script_folders(path.parent), ""))
+    audit(trace, str(path), rule_folders(path))
     if trace.is_growing and not any(trace.updates()):
         if as_json:
             print_json(None)
@@ -68,6 +69,7 @@ def show(file: Path, as_json: bool) -> None:
     """Describe a run in words, or print the facts behind them."""
     path = trace_file(file)
     trace = _read(path)
+    import_rules(trace, path)
     lines = report_lines(trace, path)
     if as_json:
         print_json(gather_facts(trace, [line.replace("\n", " ") for line in lines]))

@@ -89,9 +89,9 @@ def test_own_rule_survives_a_killed_server_and_a_resume(project, tmp_path):
     assert trace.header.policy == "majority:Majority"
     assert {update.wanted for update in trace.updates()} == {2}
     assert "run of majority:Majority" in paceline(elsewhere, "trace", "check", tmp_path / "run")
-    assert "majority:Majority with 3 workers" in paceline(
-        elsewhere, "trace", "show", tmp_path / "run"
-    )
+    shown = paceline(elsewhere, "trace", "show", tmp_path / "run")
+    assert "majority:Majority with 3 workers" in shown
+    assert "there is no module" not in shown
     (project / "majority.py").unlink()
     for verb, code in (("trace check", 3), ("run --resume", 2)):
         out = paceline(elsewhere, *verb.split(), tmp_path / "run", code=code)
