@@ -151,7 +151,7 @@ class Gradient(_Line, tag="gradient", frozen=True):
     sq_norm: Amount | None = None  # the squared norm of the gradient, if it was measured
     new_samples: Whole | None = None  # that no accepted gradient used before; None: all
     uses: tuple[Use, ...] = ()  # the batches of the shared order that it was computed on
-    cpu_s: Amount = 0  # processor time of the worker's process in this turn, in all its threads
+    cpu_s: Amount = 0  # processor time of the worker's process since its last report
 
     @property
     def counted_samples(self) -> int:

@@ -53,14 +53,19 @@ def test_request_from_before_the_worker_joined_counts_from_the_join(now):
     assert clock.remaining_s == 9.0
 
 
-def test_processor_time_counts_from_the_beginning_of_the_turn(monkeypatch):
+def test_processor_time_counts_from_the_last_report(monkeypatch):
     used = [7.0]
     monkeypatch.setattr(turn_clock, "process_time", lambda: used[0])
     clock = TurnClock("10s", worker=0, seed=0)
-    used[0] = 8.0
     clock.begin(asked_at=None)
-    used[0] = 8.25
-    assert clock.cpu_s == 0.25
+    used[0] = 8.0
+    assert clock.read_cpu_s() == 1.0
+    used[0] = 8.5
+    assert clock.read_cpu_s() == 1.5  # the delay was cut short, so the report is written again
+    used[0] = 8.75
+    clock.begin(asked_at=None)
+    used[0] = 9.0
+    assert clock.read_cpu_s() == 0.5
 
 
 def test_delay_depends_on_the_worker_and_the_seed_only(now):

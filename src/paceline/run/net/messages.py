@@ -215,7 +215,7 @@ class GradientReport(_Message, tag=10, frozen=True):
     uses: tuple[Use, ...] = ()  # the batches that it was computed on
     new_samples: Count | None = None  # that no accepted gradient used before; None: all
     pulled: tuple[Count, ...] = ()  # leases of each stream that were used up since the last report
-    cpu_s: Amount = 0  # processor time of the worker's process in this turn, in all its threads
+    cpu_s: Amount = 0  # processor time of the worker's process since its last report
 
 
 class AbandonReport(_Message, tag=11, frozen=True):
@@ -228,7 +228,7 @@ class AbandonReport(_Message, tag=11, frozen=True):
     optimizer: Count = 0
     schedulers: tuple[SchedulerCalls, ...] = ()
     pulled: tuple[Count, ...] = ()  # leases of each stream that were used up since the last report
-    cpu_s: Amount = 0  # processor time of the worker's process in this turn, in all its threads
+    cpu_s: Amount = 0  # processor time of the worker's process since its last report
 
 
 class StateRequest(_Message, tag=12, frozen=True):

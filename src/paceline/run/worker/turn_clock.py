@@ -16,12 +16,12 @@ class TurnClock:
         self._joined_at = self._began_at = monotonic()
         self._delays = parse_latency(latency).stream(worker, seed) if latency else None
         self._due_at = 0.0
-        self._cpu_began_s = process_time()
+        self._cpu_read_s = self._cpu_began_s = process_time()
 
     def begin(self, asked_at: float | None) -> None:
         """Begin a turn; `asked_at` is when the server asked, None if its clock isn't ours."""
         self._began_at = monotonic()
-        self._cpu_began_s = process_time()
+        self._cpu_began_s = self._cpu_read_s  # to read that clock takes microseconds
         if self._delays is not None:
             if asked_at is not None:  # our own overhead is part of the injected latency
                 self._began_at = max(asked_at, self._joined_at)
@@ -42,7 +42,7 @@ class TurnClock:
         """The time that a gradient which is ready now takes, including the injected delay."""
         return max(monotonic(), self._due_at) - self._began_at
 
-    @property
-    def cpu_s(self) -> float:
-        """Processor time of this process since the turn began, in all its threads."""
-        return process_time() - self._cpu_began_s
+    def read_cpu_s(self) -> float:
+        """Return the processor time of this process since it was read in the turn before."""
+        self._cpu_read_s = process_time()
+        return self._cpu_read_s - self._cpu_began_s

@@ -160,7 +160,7 @@ class Worker:
             uses=self.batches.uses(optimizer),
             new_samples=self.batches.new_samples(optimizer),
             pulled=self.leases.hand_in_pulled(),
-            cpu_s=self._clock.cpu_s,
+            cpu_s=self._clock.read_cpu_s(),
         )
 
     def _wait_until_due(self) -> bool:
@@ -178,7 +178,7 @@ class Worker:
         if self._state.turn is Turn.VOID:
             return None
         compute_s = self._clock.elapsed_s
-        pulled, cpu_s = self.leases.hand_in_pulled(), self._clock.cpu_s
+        pulled, cpu_s = self.leases.hand_in_pulled(), self._clock.read_cpu_s()
         if self._state.turn is Turn.CUT or self._clock.remaining_s:
             abandoned = (turn.turn, compute_s, turn.version, changes.options, optimizer)
             return messages.AbandonReport(*abandoned, changes.schedulers, pulled, cpu_s)
