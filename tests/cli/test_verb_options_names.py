@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from paceline.cli import app, verb_options
 from paceline.cli.exit_codes import VERB_CODES
-from paceline.cli.renamed_options import RENAMED
+from paceline.cli.verb_command import RENAMED
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 
@@ -203,7 +203,7 @@ def test_settings_of_a_run_have_the_names_of_their_options() -> None:
     assert options - settings == set(OTHER_FIELDS)
 
 
-def test_renamed_options_are_gone_and_the_new_ones_are_there() -> None:
+def test_verb_command_are_gone_and_the_new_ones_are_there() -> None:
     assert not set(RENAMED) & set(BY_NAME)
     assert set(RENAMED.values()) <= set(BY_NAME)
 

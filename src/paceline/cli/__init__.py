@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command line: parse the options, call the verb, print, exit with a code.
 
-The verbs and their options are declared here and in `options.py`, so that help is instant. The code
+The verbs and their options are declared here and in `verb_options.py`, so that help is instant. The code
 of a verb is in the module of its name, which is imported only when you call the verb.
 """
 
@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.exit_codes import EVERY_CODE, exit_codes_of
-from paceline.cli.renamed_options import VerbCommand
 from paceline.cli.shared_options import accepts
+from paceline.cli.verb_command import VerbCommand
 from paceline.cli.verb_options import (
     CompareOptions,
     LabFiguresOptions,

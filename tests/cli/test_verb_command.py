@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The error that names the new option of an old one."""
+"""Errors in options: an old name gives the new one, and a wrong value is shown."""
 
 import pytest
 
 from cli_fixtures import Call, one_line
-from paceline.cli.renamed_options import RENAMED
+from paceline.cli.verb_command import RENAMED
 
 OLD = [
     ("run --slow 5ms train.py", "--latency"),
@@ -40,3 +40,27 @@ def test_old_name_is_unknown_to_a_verb_that_never_had_it(verb: str, call: Call) 
 def test_script_may_have_an_option_with_an_old_name(call: Call) -> None:
     """What follows the script is the script's, so the error is about the missing script."""
     assert "train.py does not exist" in one_line(call("run", "train.py", "--slow", "5ms"), 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("run --steps many train.py", "'--steps': it should be a valid integer, got 'many'"),
+        ("run --steps=many train.py", "'--steps': it should be a valid integer, got 'many'"),
+        ("run -w 1 --workers 2.5 train.py", "it should be a valid integer, got '2.5'"),
+        ("plan --noise-scale x", "'--noise-scale': it should be a valid number, got 'x'"),
+        ("lab run --seeds 0", "'--seeds': it should be greater than or equal to 1, got '0'"),
+        ("simulate --late never", "'never' is not one of 'cancel', 'finish'."),
+    ],
+    ids=lambda value: value,
+)
+def test_wrong_value_is_shown(words: str, complaint: str, call: Call) -> None:
+    answer = call(*words.split())
+    assert answer.code == 2
+    assert complaint in answer.err.splitlines()[-1]
+
+
+def test_missing_value_is_named(call: Call) -> None:
+    answer = call("plan", "--noise-scale")
+    assert answer.code == 2
+    assert "--noise-scale" in answer.err.splitlines()[-1]
