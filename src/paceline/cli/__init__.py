@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command line: parse the options, call the verb, print, exit with a code.
 
-The verbs and their options are declared here and in `verb_options.py`, so that help is instant. The code
-of a verb is in the module of its name, which is imported only when you call the verb.
+The verbs and their options are declared here and in `verb_options.py`, so that help is instant. The
+code of a verb is in the module of its name, which is imported only when you call the verb.
 """
 
 import os
