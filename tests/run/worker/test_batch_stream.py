@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 from leased_workers import FakeRun
 from message_examples import unhurried
 from paceline.core.events import Fate
-from paceline.leases import Use
 from paceline.run.worker import batch_stream
 from paceline.run.worker.extra_steps import LoopEnded
 
@@ -553,7 +552,7 @@ def test_script_may_compute_on_a_batch_again_that_another_worker_has():
         one.next()
     assert one.returned == [((0,), False)]
     one.batches.touch(0)
-    assert one.batches.uses(0) == (Use(0),)
+    assert (one.batches.uses(0), one.batches.new_samples(0)) == ((), 1)
     one.step()
 
 

@@ -54,9 +54,9 @@ COUNTED = LOOP.replace(
 
 @pytest.mark.parametrize("policy", ["sync", "backup:1", "async"])
 def test_loop_that_counts_its_batches_gets_as_many_as_it_expects(launch, policy):
-    slow = "5ms; worker 0 x4"  # an epoch ends long before worker 0 has had its share
+    latency = "5ms; worker 0 x4"  # an epoch ends long before worker 0 has had its share
     loader = "loader = DataLoader(data, batch_size=2, shuffle=True)\n"
-    ran = launch(DATA + loader + COUNTED, workers=3, policy=policy, steps=None, slow=slow)
+    ran = launch(DATA + loader + COUNTED, workers=3, policy=policy, steps=None, latency=latency)
     assert ran.code == 0, ran.err
     assert "Traceback" not in ran.err
     share = 6 if policy == "backup:1" else 4  # of 12 batches

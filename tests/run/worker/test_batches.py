@@ -17,7 +17,21 @@ def test_gradient_counts_the_samples_of_all_its_batches():
         batches.take(0, Batch("x", samples))
         batches.touch(0)
         batches.touch(0)  # once per parameter
-    assert (batches.samples(0), batches.samples(1)) == (7, 1)
+    assert batches.samples(0) == 7
+
+
+def test_batch_that_the_script_has_kept_counts_like_the_last_one():
+    """As `itertools.cycle(loader)`, which keeps the batches of the first pass."""
+    batches = Batches(1)
+    batches.take(0, Batch("x", 4))
+    batches.touch(0)
+    batches.settle(0, Fate.ACCEPTED)
+    batches.touch(0)
+    assert (batches.samples(0), batches.new_samples(0)) == (4, 0)  # computed on it again
+    batches.settle(0, Fate.ACCEPTED)
+    batches.forget_latest(0)
+    batches.touch(0)
+    assert (batches.samples(0), batches.new_samples(0), batches.uses(0)) == (4, 4, ())
 
 
 def test_gradient_of_an_empty_batch_counts_as_one_sample():
@@ -44,7 +58,7 @@ def test_discarded_gradient_does_not_count():
     assert batches.is_pending(batch)
     batches.discard(0)
     assert not batches.is_pending(batch)
-    assert batches.samples(0) == 1
+    assert batches.uses(0) == ()
 
 
 def test_gradient_set_by_the_script_belongs_to_the_newest_batch():

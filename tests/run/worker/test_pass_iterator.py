@@ -61,12 +61,18 @@ def test_next_goes_on_in_the_next_epoch_until_the_plain_loader_would_end():
         next(values)
 
 
-def test_next_does_not_go_on_after_the_run_or_an_evaluation():
-    for kind in (LoaderEnded, StopIteration):
-        values = a_pass([1], kind, plain_length=5)
+def test_next_skips_epochs_that_the_worker_has_missed():
+    epochs = [[], [], [1], []]
+    values = PassIterator(lambda: iter(epochs.pop(0)), PassEnded, int, lambda: 5)
+    assert next(values) == 1
+    assert epochs == [[]]
+
+
+def test_next_does_not_go_on_after_the_run():
+    values = a_pass([1], LoaderEnded, plain_length=5)
+    next(values)
+    with pytest.raises(LoaderEnded):
         next(values)
-        with pytest.raises(kind):
-            next(values)
 
 
 @pytest.mark.parametrize("wrap", [iter, enumerate, lambda values: islice(values, 9)])

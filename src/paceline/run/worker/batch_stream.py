@@ -159,6 +159,7 @@ class BatchStream:
             self._source.begin_pass()
             is_evaluation = yield from self._yield_until_passed(end)
             has_ended = True
+            self._batches.forget_latest(self._number)
             if self._is_trained_on and not is_evaluation and end < inf:
                 self._begin = max(self._begin, end)
         finally:

@@ -41,6 +41,7 @@ class Batches:
         self._models = models
         self._latest: dict[int, Batch] = {}  # by stream; the batches that the script uses now
         self._is_settled = False  # a gradient was pushed since the last batch was handed out
+        self._usual_samples = 1  # in a batch to train on
         self._pending: list[dict[Batch, int]] = [{} for _ in range(optimizers)]  # to its stream
         self._open_passes = 0
         self.has_loader = False
@@ -77,10 +78,15 @@ class Batches:
         batch.in_training = self.is_training() and torch.is_grad_enabled()
         self._latest[stream] = batch
         if batch.in_training:
+            self._usual_samples = max(1, batch.samples)
             self.on_training_batch()
 
     def forget_latest(self, stream: int) -> None:
-        """Note that the latest batch of this stream was only evaluated on."""
+        """Note that gradients from now on aren't computed on the latest batch of this stream.
+
+        It was only evaluated on, or the pass has ended. A script that still trains has kept batches
+        itself, as `itertools.cycle` does.
+        """
         self._latest.pop(stream, None)
 
     def touch(self, optimizer: int) -> None:
@@ -118,14 +124,17 @@ class Batches:
         self._is_settled = True
 
     def samples(self, optimizer: int) -> int:
-        """Return how many samples this optimizer's gradient was computed on; 1 if unknown."""
-        return max([1, *self._by_stream(optimizer, list(self._pending[optimizer])).values()])
+        """Return how many samples this optimizer's gradient was computed on, as far as known."""
+        pending = self._pending[optimizer]
+        if not pending:
+            return self._usual_samples
+        return max([1, *self._by_stream(optimizer, list(pending)).values()])
 
     def new_samples(self, optimizer: int) -> int:
         """Return how many of them no accepted gradient was computed on before."""
         pending = self._pending[optimizer]
         if not pending:
-            return 1  # as `samples`
+            return self._usual_samples
         new = [batch for batch in pending if not batch.is_accepted]
         return max([0, *self._by_stream(optimizer, new).values()])
 

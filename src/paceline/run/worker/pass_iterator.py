@@ -88,8 +88,9 @@ class PassIterator:
 
     def _goes_on(self, caller: FrameType) -> bool:
         """Return whether to go on in the next epoch, because the caller expects another batch."""
-        is_incomplete = self._count < self._plain_length()
-        return is_incomplete and isinstance(self._end(), PassEnded) and _expects_a_batch(caller)
+        if self._count >= self._plain_length() or isinstance(self._end(), LoaderEnded):
+            return False
+        return _expects_a_batch(caller)
 
 
 def _expects_a_batch(frame: FrameType) -> bool:
