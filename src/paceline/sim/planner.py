@@ -175,12 +175,14 @@ class Plan:
         """Return in words why no other option is recommended instead of the baseline."""
         is_sync, is_last = not self.baseline.backups, self.baseline is self.options[-1]
         more = "backups" if is_sync else "more backups" if is_last else "another number of backups"
-        if all(option.gain_over(self.baseline).most <= 1 + FLAT for option in self.options):
+        gains = [option.gain_over(self.baseline) for option in self.options]
+        promising = [gain for gain in gains if gain.most > 1 + FLAT]
+        if not promising:
             reason = f"{more} would not save more than {FLAT_WORDS} of the time"
-        elif is_last:
+        elif is_last and all(gain.least <= 1 + FLAT for gain in promising):
             reason = f"{more} would save time only if the noise scale stayed small"
         else:
-            reason = f"{more} is not certain to save more than {FLAT_WORDS} of the time"
+            reason = f"it isn't certain that {more} would save more than {FLAT_WORDS} of the time"
         if is_sync or not is_last:
             return reason
         return (
