@@ -115,7 +115,7 @@ def launch(
             script=str(script(source)),
             arguments=(str(run_dir),),
             restart=restart,
-            **{"show": "all", **options},
+            **{"output": "all", **options},
         )
         capsys.readouterr()
         code = Launcher(settings, run_dir, forkserver).run()

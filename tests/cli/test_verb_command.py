@@ -10,7 +10,6 @@ OLD = [
     ("run --slow 5ms train.py", "--latency"),
     ("compare --slow=5ms train.py", "--latency"),
     ("run --run-dir here train.py", "--out"),
-    ("run --output all train.py", "--show"),
     ("simulate --replay runs/train-1", "--trace"),
     ("simulate -p sync --save run.jsonl", "--out"),
     ("plan --policies sync,async", "--policy"),

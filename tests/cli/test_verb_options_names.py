@@ -61,7 +61,7 @@ CONCEPTS = {
     "where results go": "--out",
     "a figure of the result": "--plot",
     "a result for programs": "--json",
-    "whose output is shown": "--show",
+    "whose output is shown": "--output",
     # the lab
     "a smoke test": "--quick",
     "how often a comparison is repeated": "--seeds",

@@ -36,7 +36,7 @@ PLAIN_OPTIONS = frozenset(
         "requeue",
         "restart",
         "checkpoint_every",
-        "show",
+        "output",
     }
 )
 
@@ -106,7 +106,7 @@ def _new_run_settings(options: RunOptions) -> Settings:
         patience_s=parse_seconds(options.patience, "patience"),
         restart=options.restart,
         checkpoint_every=options.checkpoint_every,
-        show=options.show,
+        output=options.output,
     )
 
 

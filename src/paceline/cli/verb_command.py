@@ -15,7 +15,6 @@ from paceline.errors import SpecError
 __all__ = ["RENAMED", "VerbCommand"]
 
 RENAMED = {
-    "--output": "--show",
     "--policies": "--policy",
     "--replay": "--trace",
     "--run-dir": "--out",

@@ -183,7 +183,7 @@ class RunOptions:
             "never."
         ),
     ] = "60s"
-    show: Annotated[
+    output: Annotated[
         Literal["first", "all"],
         typer.Option(
             help="Whose output to show: that of the server and worker 0, or that of all workers. "

@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     restart: bool = True
     """Whether processes that die are restarted."""
 
-    show: Literal["first", "all"] = "first"
+    output: Literal["first", "all"] = "first"
     """Whose standard output to show: that of the server and worker 0, or that of all processes."""
 
     progress: bool = True

@@ -71,7 +71,7 @@ print("warning of", ROLE, WORKER, file=sys.stderr)
 
 def test_only_worker_0_and_the_server_print_to_the_terminal_but_all_errors_are_shown(launch):
     source = PRINTING + QUIET
-    ran = launch(troubled(source) + "print('end of', WORKER)\n", workers=3, steps=3, show="first")
+    ran = launch(troubled(source) + "print('end of', WORKER)\n", workers=3, steps=3, output="first")
     assert ran.code == 0
     assert "server    | start of server -1" in ran.out.splitlines()
     assert [line for line in ran.out.splitlines() if line.startswith("worker")] == [
@@ -93,11 +93,11 @@ def trouble(run):
     if run.worker == 2 and run.version == 2:
         raise ValueError("out of luck")
 """
-    ran = launch(troubled(source), workers=3, steps=4, show="first")
+    ran = launch(troubled(source), workers=3, steps=4, output="first")
     assert ran.err.count("worker 2  | ValueError: out of luck") == 1
 
 
-@pytest.mark.parametrize(("options", "shown"), [([], {0}), (["--show", "all"], {0, 1})])
+@pytest.mark.parametrize(("options", "shown"), [([], {0}), (["--output", "all"], {0, 1})])
 def test_option_output_chooses_whose_output_is_shown(call, script, options, shown):
     path = script(TRAINING + QUIET + LOOP + "print('done')")
     code, out, _ = call("run", "-w", 2, "--steps", 3, *options, path, path.parent)
@@ -116,7 +116,7 @@ def test_arguments_after_the_script_reach_it(call, script):
     words = ("--lr", "0.1", "-w", "9", "--help", "", "two words")
     out_dir = path.parent / "out"
     out_dir.mkdir()
-    options = ("-w", 2, "--steps", 3, "--show", "all")
+    options = ("-w", 2, "--steps", 3, "--output", "all")
     code, out, err = call("run", *options, path, out_dir, *words)
     assert code == 0
     assert out.splitlines().count(f"worker 0  | {list(words)}") == 1
@@ -281,7 +281,7 @@ if not (OUT / "data").exists():
 
 def test_script_that_never_calls_prepare_is_executed_once_and_explained(call, script):
     path = script("print('nothing to train')")
-    code, out, err = call("run", "-w", 3, "--show", "all", "--out", "run", path, "run")
+    code, out, err = call("run", "-w", 3, "--output", "all", "--out", "run", path, "run")
     assert code == 1
     assert out.splitlines() == ["server    | nothing to train"]
     why = "nothing was trained: the script never called run.prepare()"
@@ -290,7 +290,7 @@ def test_script_that_never_calls_prepare_is_executed_once_and_explained(call, sc
 
 def test_failure_before_prepare_is_shown_once(call, script):
     path = script("raise ValueError('out of luck')")
-    code, out, err = call("run", "-w", 3, "--show", "all", "--out", "run", path, "run")
+    code, out, err = call("run", "-w", 3, "--output", "all", "--out", "run", path, "run")
     assert (code, out) == (1, "")
     assert err.count("ValueError: out of luck\n") == 1
     assert err.splitlines()[-1] == "paceline  | server failed with exit code 1"

@@ -32,7 +32,7 @@ class Group:
             script=str(self.path),
             folder=str(folder),
             arguments=("x",),
-            show="all",
+            output="all",
         )
         self.processes = Processes(forkserver, self.output, settings)
         self._forkserver = forkserver

@@ -90,7 +90,7 @@ def test_resumed_run_keeps_its_settings(stopped, call):
 
 
 def test_command_line_changes_only_given_settings(stopped, call):
-    options = ("-w", 2, "--samples", 9, "--checkpoint-every", "5", "--show", "all")
+    options = ("-w", 2, "--samples", 9, "--checkpoint-every", "5", "--output", "all")
     code, out, err = call("run", "--resume", "run", *options)
     assert code == 0, err
     assert "worker 1  | given ['--lr', '0.1'] workers 2" in out.splitlines()

@@ -71,7 +71,7 @@ class Processes:
             threads=child.threads,
         )
         try:
-            is_quiet = settings.show == "first" and bool(child.who.worker)
+            is_quiet = settings.output == "first" and bool(child.who.worker)
             pipes = self._output.open_pipes(child.name, is_quiet)
         except OSError as error:
             raise PacelineError(f"cannot start a process: {error.strerror}") from None
