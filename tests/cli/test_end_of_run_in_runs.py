@@ -39,10 +39,7 @@ def test_following_the_advice_does_not_go_in_circles(launch: Launch) -> None:
 
     follower = launch(TRAIN, workers=4, steps=UPDATES, policy="backup:1", latency=slow)
 
-    words = advice(follower.trace)
-    # On a busy machine its updates may take too long for a plan.
-    assert "the best number of backups is 1: " in words or "in a simulation" in words
-    assert "would reach" not in words
+    assert "the best number of backups is 1: " in advice(follower.trace)
 
 
 def test_no_advice_for_a_script_with_two_optimizers(launch: Launch) -> None:

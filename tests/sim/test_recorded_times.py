@@ -209,6 +209,34 @@ def test_version_without_an_update_has_no_times():
     assert recording.total == 240
 
 
+def with_late_beginnings(trace, after_s):
+    """Return the trace of workers that begin this much later after they were cancelled."""
+    cancelled, records = set(), []
+    for record in trace.records:
+        later = record
+        if isinstance(record, Gradient) and record.fate is Fate.CANCELLED:
+            cancelled.add(record.worker)
+        elif isinstance(record, Gradient) and record.worker in cancelled:
+            cancelled.remove(record.worker)
+            begun = record.asked_at + after_s
+            later = replace(record, asked_at=begun, compute_s=record.compute_s - after_s)
+        records.append(later)
+    return Trace(trace.header, records)
+
+
+def test_time_until_a_cancelled_worker_begins_belongs_to_the_version():
+    trace = simulate("backup:1", UNEVEN, SPEC)
+
+    one, other = (
+        recorded_times(each, seed=0, with_travel=True)
+        for each in (trace, with_late_beginnings(trace, 0.001))
+    )
+
+    assert sum(t.sum() for t in other.times.values()) < sum(t.sum() for t in one.times.values())
+    third = [np.sort(np.stack(list(r.by_version.values())), axis=0)[2] for r in (one, other)]
+    np.testing.assert_allclose(*third)  # an update waits for three of four
+
+
 def test_version_that_was_made_again_counts_twice():
     """A server that is restored from a checkpoint makes the versions since then again."""
     trace = simulate("sync", UNEVEN, SPEC)

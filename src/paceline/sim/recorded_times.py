@@ -11,7 +11,8 @@ report can say how many times were drawn and how many are too optimistic.
 If the run had a barrier, so that every gradient was for the next update, all workers began each
 version together. Then the times are also kept by version, so that they can be drawn together: a
 slow network or a busy machine slows down several workers at once, and independent draws would hide
-that.
+that. A cancelled worker notices this a little later, and begins the next version a little after the
+others; that delay belongs to its next time.
 
 If the new simulation has no network of its own, the time that parameters and gradients spent in
 transit in the recording counts as computation time.
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from paceline.core.events import Fate
 from paceline.errors import TraceError
 from paceline.latency import Recorded, TimeStream
-from paceline.trace.schema import Gradient, Restored, Trace
+from paceline.trace.schema import Gradient, Restored, Trace, Update
 
 __all__ = ["Recording", "Replayed", "recorded_times", "recording_by_version"]
 
@@ -49,7 +50,7 @@ class Recording:
     drawn: int  # how many were cancelled in the trace, and completed by a random draw
     bounds: int  # how many were cancelled after a longer time than any gradient took
     by_version: dict[int, Floats] | None = None
-    """The time of each worker in each version; None: the run had no barrier.
+    """The time of each worker in each version, since it was opened; None: the run had no barrier.
 
     A worker that took no part in a version, because it was late or dead, has one of its other
     times.
@@ -94,6 +95,8 @@ def recorded_times(trace: Trace, seed: int, *, with_travel: bool) -> Recording:
     """
     seen: dict[int, list[Seen]] = defaultdict(list)
     versions: dict[int, list[Version]] = defaultdict(list)
+    began_after: dict[int, list[float]] = defaultdict(list)
+    opened = _opened(trace) if with_travel and trace.header.late == "cancel" else {}
     for gradient, version in _with_versions(trace):
         whole = gradient.fate is not Fate.CANCELLED
         took_s = _took(gradient, with_travel)
@@ -101,12 +104,17 @@ def recorded_times(trace: Trace, seed: int, *, with_travel: bool) -> Recording:
         if gradient.fate is not Fate.DUPLICATE and (whole or took_s > 0):
             seen[gradient.worker].append((took_s, whole))
             versions[gradient.worker].append(version)
+            after_s = gradient.asked_at - opened.get(version, gradient.asked_at)
+            began_after[gradient.worker].append(max(0.0, after_s))
     if not any(whole for own in seen.values() for _, whole in own):
         raise TraceError("the trace has no finished gradient, so no computation time is known")
     rng = np.random.default_rng(seed)
     workers = sorted(seen)
     recording = _completed([seen[worker] for worker in workers], rng)
-    by_version = _by_version(trace, recording.times, [versions[worker] for worker in workers], rng)
+    since_opened = {
+        i: recording.times[i] + np.array(began_after[worker]) for i, worker in enumerate(workers)
+    }
+    by_version = _by_version(trace, since_opened, [versions[worker] for worker in workers], rng)
     if by_version is None:
         return recording
     return replace(recording, by_version=by_version, finished=_finished(seen, versions))
@@ -152,6 +160,18 @@ def _with_versions(trace: Trace) -> Iterator[tuple[Gradient, Version]]:
             restored += 1
         elif isinstance(record, Gradient):
             yield record, (restored, record.version)
+
+
+def _opened(trace: Trace) -> dict[Version, float]:
+    """Return when the update was made that opened each version."""
+    restored = 0
+    opened = {}
+    for record in trace.records:
+        if isinstance(record, Restored):
+            restored += 1
+        elif isinstance(record, Update):
+            opened[restored, record.update] = record.t
+    return opened
 
 
 def _by_version(
