@@ -92,6 +92,7 @@ def test_example_of_the_lab_names_an_experiment(verb: str, call: Call) -> None:
 def test_help_lists_the_verbs(call: Call) -> None:
     answer = call("--help")
     assert (answer.code, answer.err) == (0, "")
+    assert "paceline run -w 4 -p backup:1 train.py" in answer.out
     for verb in ("simulate", "plan", "trace"):
         assert re.search(rf"^ +{verb} +[A-Z]", answer.out, re.MULTILINE)
     assert re.search(r"^ +check +[A-Z]", call("trace", "--help").out, re.MULTILINE)

@@ -49,7 +49,7 @@ def test_script_may_have_an_option_with_an_old_name(call: Call) -> None:
         ("run -w 1 --workers 2.5 train.py", "it should be a valid integer, got '2.5'"),
         ("plan --noise-scale x", "'--noise-scale': it should be a valid number, got 'x'"),
         ("lab run --seeds 0", "'--seeds': it should be greater than or equal to 1, got '0'"),
-        ("simulate --late never", "'never' is not one of 'cancel', 'finish'."),
+        ("simulate --late never", "'--late': 'never' is not one of 'cancel', 'finish'."),
     ],
     ids=lambda value: value,
 )
@@ -59,7 +59,11 @@ def test_wrong_value_is_shown(words: str, complaint: str, call: Call) -> None:
     assert complaint in answer.err.splitlines()[-1]
 
 
-def test_missing_value_is_named(call: Call) -> None:
-    answer = call("plan", "--noise-scale")
-    assert answer.code == 2
-    assert "--noise-scale" in answer.err.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [("plan --noise-scale", "--noise-scale"), ("compare", "script"), ("compare -w 2", "script")],
+)
+def test_missing_value_is_named(words: str, named: str, call: Call) -> None:
+    answer = call(*words.split())
+    assert (answer.code, answer.out) == (2, "")
+    assert named in answer.err.splitlines()[-1]

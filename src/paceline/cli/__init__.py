@@ -35,7 +35,6 @@ __all__ = ["EXIT_FAILED", "app", "main"]
 EXIT_FAILED = PacelineError.exit_code
 
 app = typer.Typer(
-    help="Data-parallel training for PyTorch that doesn't wait for stragglers.",
     epilog=EVERY_CODE,
     no_args_is_help=True,
     rich_markup_mode=None,

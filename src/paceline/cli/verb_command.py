@@ -6,6 +6,7 @@ keeps help, docs and scripts readable. The error has the new name.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from typer.core import TyperCommand
@@ -45,8 +46,11 @@ class VerbCommand(TyperCommand):
 def _add_value(error: Any, words: Sequence[str]) -> None:
     """Add the wrong value to the message of an error about it."""
     option, message = getattr(error, "param", None), getattr(error, "message", "")
-    values = [] if option is None else _values(option.opts, words)
-    if message and values and repr(values[-1]) not in message:
+    if option is None or not message:  # not about a value
+        return
+    error.message = message = message.removeprefix("Value error, ")
+    values = _values(option.opts, words)
+    if values and repr(values[-1]) not in message:
         what, _, _ = message.partition(", unable to parse")
         what = what.replace("Input should", "it should").rstrip(".")
         error.message = f"{what}, got {values[-1]!r}"
@@ -55,7 +59,7 @@ def _add_value(error: Any, words: Sequence[str]) -> None:
 def _values(names: Sequence[str], words: Sequence[str]) -> list[str]:
     """Return the values that these words give to an option."""
     found = []
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name in names:
             found.append(value if equals else following)
