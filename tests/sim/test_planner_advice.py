@@ -281,6 +281,7 @@ def test_recorded_backups_are_kept_if_the_recording_is_too_short_to_tell(late, r
 
     assert result.best is result.baseline
     assert result.sentence().startswith(f"Use backup:1: with 8 workers, {reason}")
+    assert result.in_short().startswith(f"the best number of backups is 1: {reason}")
 
 
 def test_much_better_choice_is_recommended_even_if_late_work_was_cancelled():
@@ -293,6 +294,10 @@ def test_much_better_choice_is_recommended_even_if_late_work_was_cancelled():
     assert (result.baseline.rule, result.best.rule) == ("backup:1", "backup:2")
     assert result.gain.least > 5
     assert "times as fast as backup:1" in result.sentence()
+    assert result.in_short() == (
+        "backup:2 (waiting for 6 of 8 workers) would reach the same target "
+        f"{result.gain.least:.2f} times as fast as backup:1"
+    )
     assert [option.needed for option in result.options] == list(range(1, 8))
     assert result.cheapest is None
     assert result.flat == (2, 2)
@@ -330,6 +335,7 @@ def test_gain_is_a_range_if_the_noise_scale_is_uncertain():
     assert result.gain.most < result.gain_interval.high
     words = f"{result.gain.least:.2f} to {result.gain.most:.2f} times as fast as sync (depending on"
     assert words in result.sentence()
+    assert result.in_short().endswith("times as fast as sync, depending on the noise scale")
     assert result.intervals.endswith("and on the noise scale")
 
 
