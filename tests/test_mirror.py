@@ -17,6 +17,7 @@ ABOUT_THE_PROJECT = {
     "test_docs.py",
     "test_docs_figures.py",
     "test_docs_lab.py",
+    "test_docs_pilots.py",
     "test_docs_results.py",
     "test_examples.py",
     "test_exports.py",
