@@ -37,8 +37,8 @@ MEMORY_BYTES = 4096
 
 def read_frames(data: bytes) -> None:
     """Read the bytes as a stream of frames, and each frame as a message."""
-    frames = FrameBuffer(STRANGER_LIMIT)
-    frames.feed(data)
+    frames = FrameBuffer.with_limit(STRANGER_LIMIT)
+    frames += data
     with suppress(ProtocolError):
         while (body := frames.next_body()) is not None:
             read_message(body)

@@ -59,12 +59,12 @@ any_bytes = st.one_of(st.binary(max_size=600), damaged())
 @unhurried
 @given(any_bytes, st.lists(st.integers(1, 100)), st.sampled_from([STRANGER_LIMIT, MEMBER_LIMIT]))
 def test_frames_do_not_depend_on_how_bytes_are_split(data, sizes, limit):
-    whole, parts = FrameBuffer(limit), FrameBuffer(limit)
-    whole.feed(data)
+    whole, parts = FrameBuffer.with_limit(limit), FrameBuffer.with_limit(limit)
+    whole += data
     cuts = [*sizes, len(data)]
     expected, found = cut_all(whole), []
     for size in cuts:
-        parts.feed(data[:size])
+        parts += data[:size]
         data = data[size:]
         found += cut_all(parts)
         if found and found[-1] is None:

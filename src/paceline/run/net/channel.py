@@ -45,38 +45,41 @@ def frame(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameBuffer:
-    """Collects received bytes and cuts them into frames."""
+class FrameBuffer(bytearray):
+    """Received bytes, cut into frames. Add bytes with `+=`.
 
-    def __init__(self, limit: int) -> None:
-        """Accept bodies of 1 to `limit` bytes."""
-        self.limit = limit
-        self._bytes = bytearray()
+    It is a bytearray, so that it costs nothing to see that there are no bytes.
+    """
 
-    def feed(self, data: bytes) -> None:
-        """Add bytes that were received."""
-        self._bytes += data
+    limit: int
+
+    @classmethod
+    def with_limit(cls, limit: int) -> "FrameBuffer":
+        """Return a buffer that accepts bodies of 1 to `limit` bytes."""
+        buffer = cls()
+        buffer.limit = limit
+        return buffer
 
     def has_frame(self) -> bool:
         """Return whether a whole frame has been received."""
-        size = len(self._bytes)
-        return size >= _LENGTH.size and size >= _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
+        size = len(self)
+        return size >= _LENGTH.size and size >= _LENGTH.size + _LENGTH.unpack_from(self)[0]
 
     def next_body(self) -> bytes | None:
         """Remove and return the body of the next frame; None if it isn't complete yet.
 
         Raises ProtocolError if the announced length is above the limit.
         """
-        if len(self._bytes) < _LENGTH.size:
+        if len(self) < _LENGTH.size:
             return None
-        (length,) = _LENGTH.unpack_from(self._bytes)
+        (length,) = _LENGTH.unpack_from(self)
         if not 0 < length <= self.limit:
             raise ProtocolError(f"a frame must have 1 to {self.limit} bytes, got {length}")
         end = _LENGTH.size + length
-        if len(self._bytes) < end:
+        if len(self) < end:
             return None
-        body = bytes(self._bytes[_LENGTH.size : end])
-        del self._bytes[:end]
+        body = bytes(self[_LENGTH.size : end])
+        del self[:end]
         return body
 
 
@@ -95,7 +98,7 @@ class Channel(Generic[T]):
         self._decode = decode
         self.is_local = sock.family == socket.AF_UNIX
         """Whether the peer is on this host and descriptors can be sent to it."""
-        self._frames = FrameBuffer(limit)
+        self._frames = FrameBuffer.with_limit(limit)
         self._fds: deque[int] = deque()
         self._fds_max = 0  # an unauthenticated peer may send none
         self._outbox: deque[_Unsent] = deque()
@@ -177,7 +180,7 @@ class Channel(Generic[T]):
 
     def receive(self) -> T:
         """Wait for the next message; raises PeerLost when the peer is gone."""
-        while (body := self._frames.next_body()) is None:
+        while not self._frames or (body := self._frames.next_body()) is None:
             self._read()
         return self._decode(body)
 
@@ -186,14 +189,14 @@ class Channel(Generic[T]):
 
         Each is decoded when it is asked for, so handling one can make the next ones legal.
         """
-        if not self._frames.has_frame():
+        if not self._frames or not self._frames.has_frame():
             self._read()
-        while (body := self._frames.next_body()) is not None:
+        while self._frames and (body := self._frames.next_body()) is not None:
             yield self._decode(body)
 
     def wait_readable(self, timeout_s: float) -> bool:
         """Return whether there is something to receive within this time."""
-        if self._frames.has_frame():
+        if self._frames and self._frames.has_frame():
             return True
         # Only select() resolves less than a millisecond, but it can't take large descriptors.
         if self.fileno() < 1024:
@@ -236,7 +239,7 @@ class Channel(Generic[T]):
             raise PeerLost(f"the connection broke: {error.strerror or error}") from None
         if not data:
             raise PeerLost("the connection was closed")
-        self._frames.feed(data)
+        self._frames += data
 
     def _take_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, data in ancillary:

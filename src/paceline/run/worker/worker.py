@@ -315,8 +315,8 @@ class Worker:
 
         Returns the fate of the last gradient; None if it is unknown.
         """
-        while not self._state.is_over:
-            if self._state.connection is Connection.LOST:
+        while (connection := self._state.connection) is not Connection.ENDED:
+            if connection is Connection.LOST:
                 self.rejoin()
             try:
                 answer = self._wait_for_answer()
