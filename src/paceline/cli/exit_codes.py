@@ -21,7 +21,8 @@ VERB_CODES = {
         "0": "success",
         "1": "the run or a script failed",
         "2": "wrong input",
-        "6": "the checkpoint to resume from can't be used",
+        "3": "the trace of the run to resume can't be used",
+        "6": "its checkpoint can't be used",
         "130": "stopped with Ctrl-C",
     },
     "compare": {

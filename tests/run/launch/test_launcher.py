@@ -137,7 +137,7 @@ def test_each_run_gets_its_own_folder(call, script):
 def test_help_has_usage_and_exit_codes(call):
     code, out, _ = call("run", "--help")
     assert code == 0
-    for word in ("--policy", "--workers", "--steps", "train.py", "Exit codes"):
+    for word in ("--policy", "--workers", "--steps", "examples/digits.py", "Exit codes"):
         assert word in out
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from failures import LOOP, TRAINING, counts, troubled
-from paceline import cli, errors
+from paceline import errors
+from paceline.cli.exit_codes import EVERY_CODE
 from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.run_folder import finished_at
 from paceline.run.launch.stop_signals import STOP_SIGNALS
@@ -164,7 +165,7 @@ def test_documented_exit_codes_match_help_and_errors():
     kinds = [errors.PacelineError, *errors.PacelineError.__subclasses__()]
     table = documented_codes()
     assert table == sorted({"0", "128", *(str(kind.exit_code) for kind in kinds)}, key=int)
-    help_text = cli.EPILOG.partition("Exit codes: ")[2]
+    help_text = EVERY_CODE.partition("Exit codes: ")[2]
     assert re.findall(r"(?:^|; )(\d+)", help_text) == table
 
 
