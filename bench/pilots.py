@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check the planner's advice against real runs with injected delays; takes about half an hour.
+"""Check the planner's advice against real runs with injected delays; takes about 50 minutes.
 
 For each latency, a pilot run under `sync` is recorded, and `paceline plan --trace` recommends a b.
 Then every b from 0 to 4 is trained several times, and the time to a target accuracy is measured.

@@ -24,7 +24,7 @@ from paceline.errors import (
     SpecError,
     TraceError,
 )
-from paceline.release import RELEASE as __version__  # noqa: N811 - other packages call it so, too
+from paceline.release import RELEASE as __version__  # noqa: N811 # the usual name of it
 
 if TYPE_CHECKING:
     from paceline.core.events import Fate

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One name for one thing: walk all options of all verbs.
 
-`CONCEPTS` says what each name stands for. It must cover every option, so whoever adds an option
-looks here first for the name that its concept already has.
+`CONCEPTS` names the one option for each concept, and it must list every option. Before you add an
+option, look here: its concept may already have a name.
 """
 
 import re

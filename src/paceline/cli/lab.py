@@ -165,7 +165,7 @@ class _TrialProgress:
         now = monotonic()
         if of != self._total or share < self._share:  # another batch of trials
             self._began, self._first_share = now, share  # cached trials took no time
-            self._bar.reset(self._task, completed=share)  # type: ignore[arg-type] # rich takes floats, too
+            self._bar.reset(self._task, completed=share)  # type: ignore[arg-type] # it also accepts floats
         self._total, self._share = of, share
         self._bar.update(self._task, description=text, completed=share)
         is_due = now - self._printed_at > self.LINE_EVERY_S

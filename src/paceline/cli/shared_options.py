@@ -53,7 +53,7 @@ def accepts(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., N
 
         signature = inspect.signature(options)
         command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-        command.__signature__ = signature  # type: ignore[attr-defined] # Typer reads it; unknown to mypy
+        command.__signature__ = signature  # type: ignore[attr-defined] # functions may have it, and Typer reads it
         command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         return command
 

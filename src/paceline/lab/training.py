@@ -127,7 +127,7 @@ class Training:
             set_groups(self.model, len(parts))
             losses = self._problem.losses(self.model, [part.draw for part in parts])
             factors = [part.weight * part.scale for part in parts]
-            (losses @ losses.new_tensor(factors)).backward()  # type: ignore[no-untyped-call] # torch has no types for it
+            (losses @ losses.new_tensor(factors)).backward()
             into.buffers.add_(self._buffers, alpha=sum(part.weight for part in parts))
             self._buffers.copy_(before)  # each worker starts from those of this version
         into.grads += self._grads

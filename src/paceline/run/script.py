@@ -113,7 +113,7 @@ class Run:
 
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
         """Run `loss.backward()`, and stop early once the gradient is no longer wanted."""
-        loss.backward(*arguments, **options)  # type: ignore[no-untyped-call] # torch has no types
+        loss.backward(*arguments, **options)
 
     def log(self, **scalars: float | Tensor) -> None:
         """Log numbers with the next gradient.

@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import SpecError
-from paceline.sim.recorded_times import Recording, recording_by_version
+from paceline.sim.recorded_times import UPDATES_MIN, Recording, recording_by_version
 
 __all__ = ["is_arrivals", "read_arrivals"]
 
 Row = list[float | None]
-
-ROWS_MIN = 30  # as many as a trace must have to be planned from
 
 
 def is_arrivals(path: Path) -> bool:
@@ -31,8 +29,10 @@ def is_arrivals(path: Path) -> bool:
 def read_arrivals(path: Path, seed: int) -> Recording:
     """Return the times in the file; raise `SpecError` that names the file, and the line."""
     rows = _rows(path)
-    if len(rows) < ROWS_MIN:
-        raise SpecError(f"{path} must have at least {ROWS_MIN} rows of arrivals, got {len(rows)}")
+    if len(rows) < UPDATES_MIN:
+        raise SpecError(
+            f"{path} must have at least {UPDATES_MIN} rows of arrivals, got {len(rows)}"
+        )
     if len(rows[0]) < 2:
         raise SpecError(f"{path} must have a column for each worker, at least 2, got 1")
     for worker, column in enumerate(zip(*rows, strict=True)):

@@ -23,7 +23,7 @@ from paceline.core.policies import Backup, Sync, parse_policy
 from paceline.core.policy import Policy
 from paceline.errors import SpecError
 from paceline.sim.cluster import Cluster
-from paceline.sim.recorded_times import Recording, recorded_times
+from paceline.sim.recorded_times import UPDATES_MIN, Recording, recorded_times
 from paceline.sim.simulate import simulate
 from paceline.sim.step_times import draw_replicates, mean_steps
 from paceline.spec import RunSpec
@@ -42,7 +42,6 @@ from paceline.trace.schema import (
 
 __all__ = ["Pilot", "study"]
 
-UPDATES_MIN = 30  # with fewer, one slow update changes the advice
 ERROR_MAX = 0.05  # of the simulated time of an update
 # Workers compute at the same time, right after an update. If together they keep the cores busy for
 # a quarter of it, leaving out one of eight changes its time by 3 %.

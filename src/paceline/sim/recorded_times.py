@@ -31,12 +31,13 @@ from paceline.errors import TraceError
 from paceline.latency import Recorded, TimeStream
 from paceline.trace.schema import Gradient, Restored, Trace, Update
 
-__all__ = ["Recording", "Replayed", "recorded_times", "recording_by_version"]
+__all__ = ["UPDATES_MIN", "Recording", "Replayed", "recorded_times", "recording_by_version"]
 
 Floats = NDArray[np.float64]
 Seen = tuple[float, bool]  # a computation time, and whether it was finished
 Version = tuple[int, int]  # how often the run was restored before, and the version
 
+UPDATES_MIN = 30  # to plan from; with fewer, one slow update changes the advice
 ROUNDING_S = 1e-9  # smaller differences between times are rounding errors
 CANCELLED_MAX = 0.02  # share of the computations; a run that cancels fewer hides nothing
 LONGER = 1 + 1e-9  # a censored time exceeds its bound by at least this factor

@@ -123,6 +123,6 @@ def _feature_network(data: Path) -> nn.Module:
             chosen = sample_indices(0, [Draw(0, number)], CLASSIFIER_BATCH, len(digits.train_y))
             optimizer.zero_grad()
             loss = cross_entropy(model(digits.train_x[chosen]), digits.train_y[chosen])
-            loss.backward()  # type: ignore[no-untyped-call] # torch has no types for it
+            loss.backward()
             optimizer.step()
     return features.requires_grad_(False)

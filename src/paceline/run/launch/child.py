@@ -140,7 +140,7 @@ def _exit(code: int) -> NoReturn:
     """Exit as Python does, but without tearing down torch, which takes long."""
     try:
         # multiprocessing exits its processes in the same way.
-        threading._shutdown()  # type: ignore[attr-defined] # a private function of Python, unknown to mypy
+        threading._shutdown()  # type: ignore[attr-defined] # private, so it has no types
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the pipe is closed, or the script closed it

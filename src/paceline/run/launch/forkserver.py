@@ -112,7 +112,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         fd = theirs.fileno()
         # Use the options that this Python was started with.
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # private, unknown to mypy
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # private, so it has no types
         preload = ", ".join(PRELOAD)
         program = _PROGRAM.format(path=sys.path, preload=preload, also=self._also, fd=fd)
         # A signal to the whole process group (a closed terminal, `timeout`) is for the launcher.

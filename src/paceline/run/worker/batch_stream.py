@@ -91,10 +91,10 @@ class BatchStream:
         # empty pass is only for a script that loops over its epochs.
         self._was_left |= isinstance(sys.exception(), StopIteration)
         return PassIterator(
-            self._batches_of_pass, self._end_of_pass, self.__len__, self._batches_of_plain_pass
+            self._batches_of_pass, self._end_of_pass, self.__len__, self._plain_length
         )
 
-    def _batches_of_plain_pass(self) -> int:
+    def _plain_length(self) -> int:
         """Return how many batches a script without Paceline gets from `next()`; 0: can't tell."""
         try:
             return 0 if self._source.epoch_samples == inf else len(self._plain)

@@ -190,8 +190,7 @@ class Replica:
                     parameter.grad = view
             self._on_gradient(optimizer)
 
-        # torch has no types for this, so:
-        parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(on_gradient)
 
     def collect(self, optimizer: int) -> tuple[tuple[int, ...], float]:
         """Complete the gradient of this optimizer in the slot.

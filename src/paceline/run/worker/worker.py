@@ -226,7 +226,7 @@ class Worker:
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
         """Run `loss.backward()`, and stop early once the gradient is no longer wanted."""
         if self._state.backward is Backward.INSIDE:  # called by a hook: the outer pass may be cut
-            loss.backward(*arguments, **options)  # type: ignore[no-untyped-call] # torch has no types for it
+            loss.backward(*arguments, **options)
             return
         if self._assignment is None or self._poll_worthless():
             self._state.apply(WorkerEvent.BACKWARD_CUT)
@@ -235,7 +235,7 @@ class Worker:
             return
         self._state.apply(WorkerEvent.BACKWARD_STARTED)
         try:
-            loss.backward(*arguments, **options)  # type: ignore[no-untyped-call] # torch has no types for it
+            loss.backward(*arguments, **options)
         except _BackwardCut:
             self._state.apply(WorkerEvent.BACKWARD_CUT)
             self._replica.fill_gaps()
