@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check fuzz bench figures clean
+.PHONY: help demo test check storm fuzz bench figures clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
@@ -32,6 +32,9 @@ check: $(READY)  ## check lint, format and types
 
 test: check      ## run the checks, then every test (about 15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
+
+storm: $(READY)  ## simulate disasters for MINUTES=10, or repeat one with SEED=123 (and FAULTS=0,2)
+	$(BIN)/python tests/storm $(if $(SEED),--seed $(SEED) --story $(if $(FAULTS),--faults $(FAULTS)),--minutes $(or $(MINUTES),10))
 
 fuzz: $(READY)   ## fuzz the code that reads bytes from a connection, for one minute
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

@@ -42,12 +42,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     Coverage triples the time of a simulation, and pytest-cov's own marker has no effect under
     pytest-xdist.
     """
-    tracer = sys.gettrace()
+    tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
     is_covered = {"core", "sim"} & set(item.path.relative_to(Path(__file__).parent).parts)
     if not is_covered or item.get_closest_marker("uncounted"):
         sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type] # turns it off
     yield
     sys.settrace(tracer)
+    threading.settrace(tracer_of_threads)  # type: ignore[arg-type] # None turns it off
 
 
 @pytest.fixture(autouse=True)

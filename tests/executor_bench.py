@@ -10,6 +10,7 @@ import torch._dynamo  # an optimizer loads it, and it sets an environment variab
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR
 
+from fakes import NoTrace
 from paceline.core.decider import Decider
 from paceline.core.events import Accept, Action, ApplyUpdate, Contribution, SendParams
 from paceline.core.policies import parse_policy
@@ -24,6 +25,7 @@ from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.run_failure import RunFailure
 from paceline.run.server.timers import RunClock, Timers
 from paceline.run.settings import Settings, parse_every
+from paceline.run.tensors.finite_check import first_spoiled
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.state_spec import SchedulerCalls, SchedulerMode
@@ -45,7 +47,7 @@ class ExecutorBench:
         self.store = InProcessStore(self.spec)
         self.network = InProcessNetwork(self.store)
         self.exports = 0
-        self.archive = Archive(folder / "checkpoints", print)
+        self.archive = Archive(folder / "checkpoints", print, first_spoiled=first_spoiled)
         policy = parse_policy(settings.policy)
         every = parse_every(settings.checkpoint_every)
         self.parts = RunParts(
@@ -58,7 +60,7 @@ class ExecutorBench:
                 versions_kept=policy.versions_kept,
                 ema=settings.ema,
             ),
-            checkpointer=Checkpointer(self.archive, every, self._export, print),
+            checkpointer=Checkpointer(self.archive, every, self._export, print, NoTrace()),
             roster=Roster(settings, self.spec),
             failures=RunFailure(),
             progress=Progress(settings),
@@ -102,8 +104,12 @@ class ExecutorBench:
         time: float = 1.0,
         report: messages.GradientReport | None = None,
     ) -> Performed:
-        """Perform actions on an event at this time."""
-        return self.executor.perform(list(actions), time, self.parts.shard.version, report)
+        """Perform actions on an event at this time, and end the run if one of them says so."""
+        version = self.parts.shard.version
+        performed = self.executor.perform(list(actions), time, version, report)
+        if performed.end is not None:
+            self.executor.end_run(performed.end)
+        return performed
 
     def assign(self, *workers: int, turn: int = 1) -> None:
         """Give workers a turn at the newest version; they receive it."""
@@ -125,7 +131,7 @@ class ExecutorBench:
         update = fields.pop("update", self.parts.shard.version + 1)
         usual = {"turn": 1, "version": version, "optimizer": 0, "samples": 1, "compute_s": 0.0}
         report = messages.GradientReport(**{**usual, "sq_norm": 1.0, **fields})
-        self.parts.roster.end_turn(self.peer(worker))
+        self.parts.roster.end_turn(self.peer(worker), 1.0)
         self.parts.shard.remove_reader(worker)
         scale = self.parts.decider.policy.scale(update - 1 - version)
         self.perform(Accept(worker, version, update, report.samples, scale), report=report)

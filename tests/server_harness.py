@@ -17,6 +17,7 @@ import torch
 import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import nn
 
+from fakes import NoTrace
 from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
 from paceline.leases import BatchOrder, LeaseBook
@@ -160,7 +161,8 @@ def shared_memory_listener(address: str, store: SharedMemoryStore) -> Listener:
 def checkpointer_for(settings: Settings, folder: Path) -> Checkpointer:
     """Return the checkpointer of a run with these settings in this folder."""
     every = parse_every(settings.checkpoint_every)
-    return Checkpointer(Archive(folder / "checkpoints", print), every, lambda: None, print)
+    archive = Archive(folder / "checkpoints", print)
+    return Checkpointer(archive, every, lambda: None, print, NoTrace())
 
 
 def no_intruder(harness: Harness) -> None:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command line as a whole: help, usage errors and exit codes."""
 
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -176,3 +180,35 @@ def test_installed_script_exits_with_the_code(words: list[str], code: int) -> No
     answer = call_script(*words)
     assert answer.code == code
     assert len(answer.err.splitlines()) == (code > 0)
+
+
+# ---- Ctrl-C ----
+
+SLOW_IMPORT = """
+import os, signal
+print("importing", flush=True)
+signal.pause()
+"""
+
+INTERRUPTIBLE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # the process of the tests may ignore it
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_interrupt_during_the_imports_exits_quietly(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(SLOW_IMPORT)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, "-m", "paceline", "run", "train.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == ("", "")
+    assert process.returncode == 128 + signal.SIGINT

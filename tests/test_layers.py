@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "errors": set(),
     "files": set(),
     "release": set(),
-    "__main__": {"cli"},
+    "interrupts": set(),
+    "__main__": {"cli", "interrupts"},
     "spec": {"errors"},
     "latency": {"errors", "spec"},
     "leases": {"errors"},
@@ -28,21 +29,31 @@ MAY_IMPORT = {
     "sim": MIDDLE | {"trace"},
     "run": MIDDLE | {"trace"},
     "lab": MIDDLE | {"trace", "sim", "run", "watch"},
-    "cli": MIDDLE | {"trace", "sim", "run", "watch", "lab", FACADE},
+    "cli": MIDDLE | {"trace", "sim", "run", "watch", "lab", "interrupts", FACADE},
 }
 """The packages that each package may import besides itself."""
 
 RUN_MAY_IMPORT = {
+    "process_status": set(),
+    "system": {"process_status"},
     "settings": {"tensors.state_spec"},
     "tensors": {"settings"},
-    "net": {"settings", "tensors"},
-    "launch": {"settings", "net"},
-    "worker": {"settings", "tensors", "net", "launch.environment"},
-    "server": {"settings", "tensors", "net", "launch.environment", "launch.run_folder"},
+    "net": {"settings", "system", "tensors"},
+    "launch": {"settings", "system", "process_status", "net"},
+    "worker": {"settings", "system", "tensors", "net", "launch.environment"},
+    "server": {
+        "settings",
+        "system",
+        "tensors",
+        "net",
+        "launch.environment",
+        "launch.run_folder",
+    },
     "prepare_arguments": set(),
     "step_hooks": set(),
     "saving": {"launch.environment"},
     "script": {
+        "system",
         "settings",
         "prepare_arguments",
         "step_hooks",
@@ -182,7 +193,7 @@ def test_no_function_imports_anything():
 def test_only_the_facade_and_the_command_line_load_modules_of_ours_by_name():
     """They are the top, so nothing can point the wrong way that this walk does not see.
 
-    The forkserver loads what scripts import, and the core loads the rules of users. The figures
+    The fork server loads what scripts import, and the core loads the rules of users. The figures
     load matplotlib, the closed forms scipy and the lab its own extra packages, which are optional.
     """
     by_name = {
@@ -192,10 +203,11 @@ def test_only_the_facade_and_the_command_line_load_modules_of_ours_by_name():
     }
     assert by_name <= {
         FACADE,
+        f"{FACADE}.__main__",
         f"{FACADE}.cli",
         f"{FACADE}.core.policy_import",
         f"{FACADE}.lab.extras",
-        f"{FACADE}.run.launch.forkserver",
+        f"{FACADE}.run.launch.fork_loop",
         f"{FACADE}.sim.orderstats",
         f"{FACADE}.watch.figures",
     }

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from paceline import leases
 from paceline.errors import ProtocolError
 from paceline.leases import BatchOrder, LeaseBook, Use
 
@@ -231,6 +232,30 @@ def test_refusal_names_the_worker_and_the_batch():
         book.check(3, [Use(1)])
 
 
+def test_batch_counts_for_its_worker_only_and_a_restored_book_does_not_know_whose_it_was():
+    book = LeaseBook([TEN])
+    book.deal({0: [2]})
+    book.accept(0, [Use(0, (0,))], update=1)
+    assert book.check(0, [Use(0, (0, 1))]) == (Use(0, (0, 1)),)  # with another optimizer
+    with pytest.raises(ProtocolError, match="worker 1 doesn't hold batch 0"):
+        book.check(1, [Use(0, (0,))])
+    book.apply(1)
+    restored = LeaseBook([TEN])
+    restored.restore(book.plain())
+    restored.deal({0: [1]})
+    for worker in (0, 1):
+        assert restored.check(worker, [Use(0, (0,))]) == (Use(0, ()),)
+    assert restored.check(0, [Use(0, (0, 1))]) == (Use(0, (1,)),)
+
+
+def test_book_forgets_whose_batches_were_accepted_long_ago(monkeypatch):
+    monkeypatch.setattr(leases, "GIVERS_KEPT", 2)
+    book = LeaseBook([TEN])
+    book.deal({0: [3]})
+    book.accept(0, [Use(0, (0, 1, 2))], update=1)
+    assert book.check(0, [Use(0, (0, 1, 2))]) == (Use(0, (1, 2)),)
+
+
 @pytest.mark.parametrize("stream", [-1, 1])
 def test_batches_of_an_unknown_stream_can_not_be_returned(stream):
     book = LeaseBook([TEN])
@@ -295,6 +320,7 @@ class Leases(RuleBasedStateMachine):
         self.done = set()  # accepted for an update that was made
         self.skipped = set()
         self.accepted = {}  # update by number, until it is made
+        self.givers = {}  # worker by accepted number, since the last restore
         self.update = 1
         self.saved = (self.book.plain(), set(), set())
 
@@ -323,16 +349,19 @@ class Leases(RuleBasedStateMachine):
     def accept(self, data, worker, ahead):
         numbers = self.some(data, worker)
         before = [*self.done, *self.skipped, *self.accepted]
+        before = [number for number in before if self.givers.get(number, worker) == worker]
         again = tuple(data.draw(st.lists(st.sampled_from(before), max_size=2))) if before else ()
         self.book.accept(worker, [Use(0, numbers + again)], self.update + ahead)
         for number in dict.fromkeys(numbers):
             del self.held[number]
             self.accepted[number] = self.update + ahead
+            self.givers[number] = worker
 
     @rule(data=st.data(), worker=WORKERS)
     def refuse(self, data, worker):
         others = [number for number, holder in self.held.items() if holder != worker]
         queued = set(self.book.plain()[0][2]) - set(self.held) - set(self.accepted)
+        others += [number for number, giver in self.givers.items() if giver != worker]
         bad = data.draw(st.sampled_from([*others, *queued, self.book.plain()[0][1], -1]))
         before = state_of(self.book)
         with pytest.raises(ProtocolError):
@@ -381,7 +410,7 @@ class Leases(RuleBasedStateMachine):
         self.book = LeaseBook([self.order])
         self.book.restore(self.saved[0])
         self.done, self.skipped = set(self.saved[1]), set(self.saved[2])
-        self.held, self.accepted = {}, {}
+        self.held, self.accepted, self.givers = {}, {}, {}
 
     @invariant()
     def no_batch_is_lost_and_none_is_done_twice(self):

@@ -27,6 +27,9 @@ ABOUT_THE_PROJECT = {
     "test_scripts.py",
     "test_scripts_in_a_run.py",
     "test_size.py",
+    "test_storm.py",
+    "test_storm_mutants.py",
+    "test_storm_world.py",
 }
 """Tests of the project as a whole, which mirror no module."""
 

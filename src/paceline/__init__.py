@@ -12,24 +12,26 @@ loaded when you first use it.
     1000
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from paceline.errors import (
-    CheckpointError,
-    InternalError,
-    PacelineError,
-    PeerLost,
-    ProtocolError,
-    SpecError,
-    TraceError,
-)
-from paceline.release import RELEASE as __version__  # noqa: N811 # the usual name of it
+# Import nothing here, not even `typing` or `importlib`: until `__main__` handles Ctrl-C, it would
+# print a traceback.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.core.events import Fate
     from paceline.core.policies import parse_policy
     from paceline.core.policy import Policy
+    from paceline.errors import (
+        CheckpointError,
+        InternalError,
+        PacelineError,
+        PeerLost,
+        ProtocolError,
+        SpecError,
+        TraceError,
+    )
+    from paceline.release import RELEASE as __version__  # noqa: N811 # the usual name of it
     from paceline.run.script import Run, join
     from paceline.sim import convergence
     from paceline.sim.cluster import Cluster
@@ -67,13 +69,22 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CheckpointError": "paceline.errors",
     "Cluster": "paceline.sim.cluster",
     "Fate": "paceline.core.events",
+    "InternalError": "paceline.errors",
+    "PacelineError": "paceline.errors",
+    "PeerLost": "paceline.errors",
     "Plan": "paceline.sim.planner",
     "Policy": "paceline.core.policy",
+    "ProtocolError": "paceline.errors",
     "Run": "paceline.run.script",
     "RunSpec": "paceline.spec",
+    "SpecError": "paceline.errors",
     "Trace": "paceline.trace.schema",
+    "TraceError": "paceline.errors",
+    "__version__": "paceline.release",
+    "convergence": "paceline.sim.convergence",
     "join": "paceline.run.script",
     "parse_policy": "paceline.core.policies",
     "plan": "paceline.sim.planner",
@@ -84,12 +95,12 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "convergence":
-        return import_module("paceline.sim.convergence")
+def __getattr__(name: str) -> "Any":
     if name not in _MODULES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
+    value = __import__(_MODULES[name], fromlist=["*"])
+    if name != "convergence":  # that is the module itself
+        value = getattr(value, "RELEASE" if name == "__version__" else name)
     globals()[name] = value
     return value
 

@@ -32,6 +32,7 @@ from paceline.errors import ProtocolError
 
 __all__ = ["BatchOrder", "LeaseBook", "Use"]
 
+GIVERS_KEPT = 10_000  # batches of which the book remembers whose gradient counted
 SAMPLES_MAX = 2**40  # in one gradient; a trace can't record numbers of more than 64 bits
 
 
@@ -70,6 +71,9 @@ class _Stream:
     pending: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Samples of batches without a number, by update."""
 
+    givers: dict[int, int] = field(default_factory=dict)
+    """The worker whose gradient counted, by number; of the last batches that were accepted."""
+
     done: int = 0  # samples
 
     @property
@@ -81,6 +85,10 @@ class _Stream:
         self.next = max(self.next, number + 1)
         self.leased[number] = worker
         return number
+
+    def knows(self, worker: int, number: int) -> bool:
+        """Return whether this worker holds the batch, or held it when its gradient was accepted."""
+        return self.leased.get(number, self.givers.get(number)) == worker
 
     def finish(self, numbers: Iterable[int]) -> None:
         assert self.order is not None
@@ -132,17 +140,28 @@ class LeaseBook:
             raise ProtocolError(f"stream {stream} has no leases")
         return Use(stream, (found.lease(worker),))
 
-    def check(self, worker: int, uses: Iterable[Use]) -> None:
-        """Raise ProtocolError if this worker can't have computed on these batches."""
+    def check(self, worker: int, uses: Sequence[Use]) -> tuple[Use, ...]:
+        """Raise ProtocolError if this worker can't have computed on these batches.
+
+        Returns those of them that are known to be its own. After a restore, the book doesn't know
+        any more who had a batch that was accepted before.
+        """
         for use in uses:
             stream = self._stream(use.stream)
             if not 0 <= use.samples <= SAMPLES_MAX:
                 raise ProtocolError(f"worker {worker} can't have used {use.samples} samples")
             for number in use.numbers:
                 was_leased = stream.is_leased and 0 <= number < stream.next
-                holder = stream.leased.get(number, worker)  # no holder: it was accepted before
+                holder = stream.leased.get(number, stream.givers.get(number, worker))
                 if not was_leased or holder != worker or number in stream.queued:
                     raise ProtocolError(f"worker {worker} doesn't hold batch {number}")
+        return tuple([self._known(worker, use) for use in uses])
+
+    def _known(self, worker: int, use: Use) -> Use:
+        stream = self._streams[use.stream]
+        if all(stream.knows(worker, number) for number in use.numbers):
+            return use
+        return use._replace(numbers=tuple(n for n in use.numbers if stream.knows(worker, n)))
 
     def accept(self, worker: int, uses: Iterable[Use], update: int) -> None:
         """Note that a gradient on these batches was accepted for an update.
@@ -156,6 +175,9 @@ class LeaseBook:
             new = [number for number in use.numbers if stream.leased.pop(number, None) is not None]
             if new:
                 stream.accepted.setdefault(update, []).extend(new)
+                stream.givers.update(dict.fromkeys(new, worker))
+                while len(stream.givers) > GIVERS_KEPT:
+                    del stream.givers[next(iter(stream.givers))]
             if use.samples and not stream.is_leased:
                 stream.pending[update] += use.samples
 
@@ -213,6 +235,7 @@ class LeaseBook:
         for stream, (done, next_number, undone) in zip(self._streams, plain, strict=False):
             stream.done, stream.next, stream.queued = done, next_number, sorted(undone)
             stream.leased.clear()
+            stream.givers.clear()
             stream.accepted.clear()
             stream.pending.clear()
 

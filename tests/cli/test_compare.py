@@ -8,8 +8,13 @@ from importlib import import_module
 
 import pytest
 
+from gapped import with_gap
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
+from paceline.watch.summary import summarize
 
 compare = import_module("paceline.cli.compare")  # the module, not the verb of the same name
 
@@ -214,3 +219,25 @@ def test_interrupt_between_two_runs_stops_the_comparison(compared, monkeypatch):
     assert code == 130
     assert [row[0] for row in table(out)] == ["rule", "sync"]
     assert "async was stopped" in out
+
+
+def test_gap_in_a_trace_does_not_count_as_a_long_update():
+    trace = simulate("sync", Cluster.parse("50ms"), RunSpec(workers=2, steps=40))
+    assert compare.step_s(trace) == pytest.approx(0.05)
+    assert compare.step_s(with_gap(trace, 10, 30)) == pytest.approx(0.05)
+
+
+def test_times_that_gaps_hide_are_left_out_of_the_table(tmp_path):
+    trace = simulate("sync", Cluster.parse("50ms"), RunSpec(workers=2, steps=40))
+    trace = with_gap(trace, 0, 39)
+    step_s = compare.step_s(trace)
+    assert step_s is None
+    result = compare.Result(tmp_path, trace, summarize(trace), step_s, 0.05)
+    columns, [row] = compare._table([result], None)
+    assert dict(zip(columns, row, strict=True)) == {
+        "rule": "sync",
+        "updates/s": "-",
+        "staleness": "0.00",
+        "dropped": "0 %",
+        "step": "-",
+    }

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from cli_fixtures import SLOW, Call, Simulate, one_line
+from gapped import with_gap
 from paceline.cli.end_of_run import print_report
 from paceline.cli.trace import show
 from paceline.sim.cluster import Cluster
@@ -46,6 +47,16 @@ def test_report_ends_with_the_best_b(
     assert "Worker 7 is always slow" in words
     assert "Judging by these times, backup:2 (waiting for 6 of 8 workers) would reach" in words
     assert "times as fast as sync. Assumed: every gradient counts the same" in words
+
+
+def test_trace_without_two_updates_in_a_row_has_a_report_without_a_rate(
+    simulated: Simulate, printed_report: Callable[[], str], tmp_path: Path
+) -> None:
+    write_trace(with_gap(simulated("sync"), 0, 199), tmp_path / "trace.jsonl")
+    words = printed_report()
+    assert words.startswith("sync with 8 workers: 1 of 200 updates (the trace has gaps) in ")
+    assert "/s)" not in words
+    assert "No advice on the number of backups: a plan needs at least 30 updates" in words
 
 
 def test_advice_compares_with_the_rule_that_ran_and_counts_estimates(

@@ -286,3 +286,10 @@ def test_simulated_run_always_fits_in_a_few_lines(workers: int, tmp_path: Path) 
         lines = drawn(live.moment(0.0), given=settings(workers, 40))
         assert len(lines) <= 4
         assert all(len(line) <= 80 for line in lines)
+
+
+def test_panel_names_the_workers_that_the_run_waits_for() -> None:
+    waiting = replace(MOMENT, silent_s=12.0, waiting_s={2: 12.0})
+    assert drawn(waiting)[-1] == "waiting for worker 2 for 12 s"
+    waiting = replace(MOMENT, silent_s=12.0, waiting_s=dict.fromkeys(range(6), 61.0))
+    assert drawn(waiting)[-1] == "waiting for 6 workers for 61 s"

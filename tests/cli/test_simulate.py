@@ -34,6 +34,8 @@ SUMMARY_KEYS = {
     "ended",
     "lost_updates",
     "restorations",
+    "skipped_updates",
+    "missing",
 }
 
 

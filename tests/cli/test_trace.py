@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`paceline trace show` and `paceline trace check`, even while the run is in progress."""
 
+import zlib
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cli_fixtures import SMALL, Call, Simulate, one_line, refuse_wrong_input
+from gapped import with_gap, with_random_gaps
 from paceline.cli.trace import check, show
 from paceline.errors import TraceError
 from paceline.run.launch.run_folder import is_locked, lock
+from paceline.run.server.checkpoint import Archive, Saved, Snapshot
 from paceline.trace.schema import Gradient, Header, Joined, Restored, Trace, Update, write_trace
 
 RULES = ["sync", "backup:1", "batchsync:4", "deadline", "async", "softsync:2", "ssp:1", "delayed:1"]
@@ -27,6 +30,20 @@ def test_saved_trace_is_consistent(rule: str, call: Call) -> None:
 def test_trace_check_json_equals_the_summary_of_simulate(call: Call) -> None:
     result = call("simulate", *SMALL, "-p", "backup:1", "--out", "run.jsonl", "--json")
     assert call("trace", "check", "run.jsonl", "--json").json == result.json[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_trace_with_any_gaps_is_shown(seed: int, simulated: Simulate, call: Call) -> None:
+    trace = simulated(RULES[seed % len(RULES)])
+    write_trace(with_random_gaps(trace, seed), "run.jsonl")
+    answer = call("trace", "show", "run.jsonl")
+    assert (answer.code, answer.err) == (0, "")
+    assert "gap" in answer.out or "breaks off" in answer.out
+    facts = call("trace", "show", "run.jsonl", "--json")
+    assert (facts.code, facts.err) == (0, "")
+    assert " ".join(facts.json["text"]).split() == answer.words.split()
+    checked = call("trace", "check", "run.jsonl")
+    assert checked.code == 3 or "consistent so far (the trace breaks off)" in checked.words
 
 
 @pytest.mark.usefixtures("recorded")
@@ -103,9 +120,89 @@ def test_check_says_which_updates_were_lost(
     out = capsys.readouterr().out
     assert "is consistent so far (the trace breaks off)" in out
     assert (
-        "3 updates in 250 ms; the run was resumed 1 x, nothing lost; "
+        "3 of 5 updates in 250 ms; the run was resumed 1 x, nothing lost; "
         "the server was restored 1 x, updates 4-5 lost; gradients: 6 accepted, 4 lost." in out
     )
+
+
+# ---- incomplete traces ----
+
+
+@pytest.fixture
+def run_folder(simulated: Simulate, tmp_path: Path) -> Trace:
+    """Put the trace of a finished run into its folder, with the checksum of a real one."""
+    trace = simulated("sync", "50ms", 2, 20)
+    lines = [msgspec.json.encode(line) + b"\n" for line in (trace.header, *trace.records)]
+    checksum = zlib.crc32(b"".join(lines[:-1]))
+    trace.records[-1] = msgspec.structs.replace(trace.records[-1], checksum=checksum)
+    write_trace(trace, tmp_path / "trace.jsonl")
+    (tmp_path / "finished").write_text("20\n")
+    return trace
+
+
+def save_checkpoint(folder: Path, version: int, trace: tuple[int, int]) -> None:
+    archive = Archive(folder / "checkpoints", pytest.fail)
+    archive.save(Snapshot.of(Saved(version, 1, [], None, {}, {}, trace=trace)), {})
+    archive.wait()
+
+
+def without_update(text: bytes, update: int) -> bytes:
+    """Return a trace without the lines of one whole round."""
+    lines = text.splitlines(keepends=True)
+    ends = [i for i, line in enumerate(lines) if b'"type":"update"' in line]
+    return b"".join(lines[: ends[update - 2] + 1] + lines[ends[update - 1] + 1 :])
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_whole_trace_of_a_finished_run_is_consistent(tmp_path: Path, call: Call) -> None:
+    text = (tmp_path / "trace.jsonl").read_bytes()
+    save_checkpoint(tmp_path, 20, (1000, zlib.crc32(text[:1000])))
+    assert "is consistent: sim of sync, 2 workers, 20 updates" in call("trace", "check", ".").words
+
+
+def test_gap_is_refused_and_says_what_is_missing(run_folder: Trace, call: Call) -> None:
+    write_trace(with_gap(run_folder, 5, 12), "trace.jsonl")
+    error = one_line(call("trace", "check", "."), 3)
+    assert "changed or removed" in error  # the checksum was that of the whole file
+    run_folder.records[-1] = msgspec.structs.replace(run_folder.records[-1], checksum=None)
+    write_trace(with_gap(run_folder, 5, 12), "trace.jsonl")
+    error = one_line(call("trace", "check", "."), 3)
+    assert "has a gap: updates 6 to 12 are missing (21 records)" in error
+    assert "it has 13 of 20 updates" in error
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_lines_removed_from_the_middle_are_found(tmp_path: Path, call: Call) -> None:
+    path = tmp_path / "trace.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(without_update(whole, 7))
+    last = len(path.read_bytes().splitlines())
+    error = one_line(call("trace", "check", "."), 3)
+    assert f"trace.jsonl:{last}: lines before this one were changed or removed" in error
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_finished_run_whose_trace_was_cut_is_found(tmp_path: Path, call: Call) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    ends = [i for i, line in enumerate(lines) if b'"type":"update"' in line]
+    path.write_bytes(b"".join(lines[: ends[8] + 1]))
+    error = one_line(call("trace", "check", "."), 3)
+    assert "has no end, although the run finished: it has 9 of 20 updates" in error
+    (tmp_path / "finished").unlink()  # then it was killed, or was copied without its end
+    words = call("trace", "check", ".").words
+    assert "is consistent so far (the trace breaks off): sim of sync, 2 workers, 9 of 20" in words
+
+
+@pytest.mark.parametrize(("version", "size"), [(11, 0), (5, 10**6), (5, 400)])
+def test_trace_that_is_shorter_than_at_its_checkpoint_is_found(
+    half: Path, call: Call, version: int, size: int
+) -> None:
+    lines = half.read_bytes().splitlines(keepends=True)
+    half.write_bytes(b"".join(lines[:-1]))  # ten updates
+    save_checkpoint(half.parent, version, (size, 99 if size else 0))
+    error = one_line(call("trace", "check", "."), 3)
+    assert f"is missing records that it had at the checkpoint of version {version}" in error
 
 
 # ---- wrong input ----

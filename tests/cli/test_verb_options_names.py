@@ -50,6 +50,7 @@ CONCEPTS = {
     "a moving average of the weights": "--ema",
     "the largest norm of a gradient": "--clip-norm",
     "how long a pause may last": "--patience",
+    "how long a worker may run after the end": "--grace",
     "whether processes are restarted": "--restart",
     "how often checkpoints are saved": "--checkpoint-every",
     "the run to continue": "--resume",
@@ -93,6 +94,7 @@ OTHER_FIELDS = {
     "out": "the folder, which isn't a setting",
     "resume": "the folder, which isn't a setting",
     "patience": "parsed into patience_s",
+    "grace": "parsed into grace_s",
 }
 """Options of `paceline run` that are no settings of the same name."""
 

@@ -119,7 +119,7 @@ while not run.finished:
     optimizer.zero_grad()
     loss_of(run.worker, run.version).backward()
     optimizer.step()
-    if run.worker == 1 and run.version == 3:
+    if run.worker == 1 and run.version >= 3:
         with run.averaged_weights(model):
             while not run.finished:
                 optimizer.state_dict()

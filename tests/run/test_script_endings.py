@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from failures import HELPERS, TRAINING, counts, troubled
-from paceline.run.launch import launcher
+from paceline.run.launch import hangs
 from paceline.run.launch.run_folder import finished_at
 from paceline.trace.schema import FINISHED, STOPPED
 
@@ -262,7 +262,7 @@ print("complete")
 
 
 def test_one_interrupt_ends_a_run_whose_script_never_ends(launch, monkeypatch):
-    monkeypatch.setattr(launcher, "GRACE_S", 0.5)
+    monkeypatch.setattr(hangs, "STOP_WORKERS_S", 0.5)
     source = f"""
 while not run.finished:
     step()
@@ -283,7 +283,7 @@ while True:
 
 
 def test_one_interrupt_ends_a_run_that_waits_for_a_gradient(launch, monkeypatch):
-    monkeypatch.setattr(launcher, "GRACE_S", 0.5)
+    monkeypatch.setattr(hangs, "STOP_WORKERS_S", 0.5)
     trouble = f"""
 def trouble(run):
     if run.is_first and run.version == 5:

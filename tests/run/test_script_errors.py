@@ -203,6 +203,16 @@ loss_of = lambda worker, version: model(torch.ones(1, 4)).sum()
         "model[0].bias.data = torch.zeros(8)",
         "parameter '0.bias' was moved after run.prepare()",
     ),
+    "another module": (
+        "",
+        "model[0] = nn.Linear(4, 8)",
+        "parameter '0.weight' was replaced after run.prepare()",
+    ),
+    "another parameter": (
+        "",
+        "model[2].bias = nn.Parameter(torch.zeros_like(model[2].bias))",
+        "parameter '2.bias' was replaced after run.prepare()",
+    ),
 }
 
 
@@ -256,25 +266,12 @@ print("reached the end")
 """
 
 
-@pytest.mark.parametrize(
-    ("failure", "what"),
-    [
-        ("OUT.joinpath('fail').touch()", "ValueError('step failed')"),
-        ("optimizer.param_groups[0]['lr'] = 'a word'", "TypeError("),
-        (
-            "state = optimizer.state_dict(); "
-            "state['state'] = {0: {'momentum_buffer': torch.zeros(7)}}; "
-            "optimizer.load_state_dict(state)",
-            "RuntimeError(",
-        ),
-    ],
-    ids=["own", "option", "state"],
-)
-def test_optimizer_that_fails_on_the_server_ends_the_run_cleanly(launch, failure, what):
+def test_optimizer_that_fails_on_the_server_ends_the_run_cleanly(launch):
+    failure = "OUT.joinpath('fail').touch()"
     ran = launch(STEPPING.replace("FAILURE", failure), workers=2, steps=50)
     assert ran.code == 1
     assert "the run failed: update " in ran.err
-    assert what in ran.err
+    assert "ValueError('step failed')" in ran.err
     assert "Traceback" in ran.err
     assert ran.out.count("reached the end") == 2
     assert ran.trace.records[-1].reason.startswith("update ")

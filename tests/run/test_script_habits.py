@@ -98,6 +98,9 @@ def test_endlessly_restarted_loop_ends_after_the_end(launch):
     source = (
         LOADED
         + """
+from paceline.run.worker import batch_stream
+batch_stream.AFTER_END_S = 0.5
+
 def cycle(loader):
     while True:
         yield from loader

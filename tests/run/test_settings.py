@@ -41,6 +41,7 @@ def test_written_settings_are_read_back(tmp_path):
         ({"ema": float("nan")}, "ema must be between 0 and 1, got nan"),
         ({"clip_norm": 0.0}, "clip_norm must be > 0, got 0.0"),
         ({"clip_norm": float("nan")}, "clip_norm must be > 0, got nan"),
+        ({"spec": RunSpec(workers=1_000_001)}, "workers must be at most 1000 .* got 1000001"),
         ({"spec": RunSpec(workers=1, seed=2**53 + 1)}, "seed must be at most 9007199254740992"),
     ],
 )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from paceline.core.events import Fate
 from paceline.errors import TraceError
 from paceline.trace import reader as reader_module
-from paceline.trace.reader import TraceReader, read_trace, trace_file
+from paceline.trace.reader import TraceReader, read_end, read_trace, trace_file
 from paceline.trace.schema import (
     FORMAT,
     Ended,
@@ -59,6 +59,31 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace.jsonl"
 
 
+# ---- the end ----
+
+
+def test_end_is_read_without_the_rest(path: Path) -> None:
+    path.write_bytes(b"anything\n" * reader_module.CHUNK_BYTES + line(RECORDS[-1]))
+    assert read_end(path) == RECORDS[-1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        line(HEADER),
+        GOOD + line(Joined(2.0, 0)),  # the run was resumed
+        GOOD + b"{",
+        GOOD + b"{\n",
+        GOOD[:-1],  # not yet complete
+    ],
+)
+def test_trace_of_a_run_that_goes_on_has_no_end(path: Path, content: bytes) -> None:
+    assert read_end(path) is None  # there is no file yet
+    path.write_bytes(content)
+    assert read_end(path) is None
+
+
 # ---- whole traces ----
 
 
@@ -75,6 +100,11 @@ def test_complete_trace_needs_no_newline_at_its_end(path: Path) -> None:
 def test_unfinished_last_line_of_a_growing_trace_is_left_out(path: Path) -> None:
     path.write_bytes(GOOD[:-1])
     assert read_trace(path, is_growing=True) == Trace(HEADER, RECORDS[:-1], is_growing=True)
+
+
+def test_last_line_that_a_killed_server_left_unfinished_is_skipped(path: Path) -> None:
+    path.write_bytes(GOOD[:-20])
+    assert read_trace(path) == Trace(HEADER, RECORDS[:-1])
 
 
 def test_trace_is_read_from_a_pipe(path: Path) -> None:
@@ -162,7 +192,6 @@ BAD_FILES = {
     "an unknown fate": (changed(4, fate="lost"), 4, "lost"),
     "contributors that are not a list": (changed(5, contributors="0"), 5, "contributors"),
     "deeply nested lists": (put(3, b'{"a":' + b"[" * 100_000), 3, ""),
-    "a truncated last line": (GOOD[:-20], 6, "truncated"),
 }
 
 

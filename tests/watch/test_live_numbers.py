@@ -12,6 +12,7 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.schema import (
+    Awaited,
     Ended,
     Gradient,
     Header,
@@ -315,6 +316,12 @@ def test_restoration_takes_back_lost_updates(file: File) -> None:
     assert moment.rate == pytest.approx(1.0)
 
 
+def test_numbers_that_were_logged_before_a_restoration_are_not_shown(file: File) -> None:
+    logged = Update(1.0, 1, (0,), 1, scalars={"loss": 4.0})
+    assert file.append(HEADER, Resumed(0.0), logged).scalars == {"loss": 4.0}
+    assert file.append(Restored(8.0, 0, HEADER)).scalars == {}
+
+
 def test_resumed_run_counts_no_restoration(file: File) -> None:
     file.append(HEADER, Joined(0.0, 0), Resumed(0.0), *updates(1, 8, 1.0), Ended(8.0, 8))
     moment = file.append(Restored(8.0, 5, HEADER, resumed=True))
@@ -350,3 +357,20 @@ def test_memory_does_not_grow_with_the_run(file: File) -> None:
     before = sizes()
     file.append(*stretch(1001), *stretch(1501))
     assert sizes() == before
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Gradient(9.0, 1, 1, 0, ACCEPTED, 0, 1.0, 8.0),
+        Left(9.0, 1, "killed", 1.0),
+        Update(9.0, 1, (0,), 2),
+    ],
+)
+def test_worker_is_waited_for_until_it_reports_or_leaves_or_an_update_is_made(
+    file: File, answer: Record
+) -> None:
+    file.append(HEADER, Joined(0.0, 0), Joined(0.0, 1), Resumed(1.0))
+    assert file.append(Awaited(6.0, 1, 1.0)).waiting_s == {1: 5.0}
+    assert file.read(2.0).waiting_s == {1: 7.0}
+    assert file.append(answer).waiting_s == {}

@@ -4,8 +4,11 @@
 from msgspec import structs
 
 from paceline.core.events import Fate
+from paceline.core.ledger import Ledger, Member
+from paceline.spec import RunSpec
 from paceline.trace.schema import (
     Ended,
+    Gap,
     Header,
     Joined,
     Left,
@@ -38,6 +41,24 @@ def test_run_that_ended_early_says_how_far_it_came() -> None:
     )
     first = reported(*THREE, Ended(3.0, 3, reason="no hope: none"), header=header)[0]
     assert first.endswith("; failed at update 3 of 1,000: no hope: none.")
+
+
+def test_updates_that_did_not_step_are_counted() -> None:
+    def skipping(*updates: int) -> list[str]:
+        records = [
+            structs.replace(r, skipped=r.update in updates) if isinstance(r, Update) else r
+            for r in THREE
+        ]
+        return reported(*records, Ended(3.0, 3))
+
+    assert skipping(2)[1] == (
+        "1 of 3 updates did not change the parameters: the averaged gradient was not finite."
+    )
+    assert skipping(2, 3)[1].startswith("2 of 3 updates did not change the parameters")
+    assert skipping(1, 2, 3)[1] == (
+        "No update changed the parameters: the averaged gradients were not finite."
+    )
+    assert not any("did not change" in line for line in skipping())
 
 
 def test_run_without_a_number_of_steps_says_where_it_was_stopped() -> None:
@@ -188,3 +209,53 @@ def test_many_departures_are_counted() -> None:
     assert (
         "7 workers left 7 times in total and came back once; most common reason: killed." in lines
     )
+
+
+# ---- gaps ----
+
+
+def gap(t: float, version: int, *, paused: bool = False, here: tuple[int, ...] = (0, 1)) -> Gap:
+    """Return a gap after which these of two workers are in the run."""
+    ledger = Ledger(RunSpec(workers=2), None, version=version, begun=True, paused=paused)
+    ledger.members.update({worker: Member() for worker in here})
+    ledger.turns.update({0: 5, 1: 5})
+    return Gap(t, version, ledger=ledger)
+
+
+def test_run_that_ended_in_a_gap_says_how_far_it_came() -> None:
+    header = Header(source="run", policy="sync", workers=2, steps=1000)
+    first = reported(*THREE, gap(90.0, 80), Ended(99.0, 80, reason="stopped"), header=header)[0]
+    assert first == (
+        "sync with 2 workers: 3 of 80 updates (the trace has gaps) in 3 s (1/s), 192 samples; "
+        "stopped at update 80 of 1,000."
+    )
+
+
+def test_lost_updates_that_were_redone_in_a_gap_are_redone() -> None:
+    lines = reported(*THREE, Restored(3.0, 1, SYNC), gap(9.0, 8), *sync_round(9, 9.0))
+    assert "The server was restored once: 2 updates (2 to 3) were lost and redone." in lines
+
+
+def test_pause_that_ended_in_a_gap_has_no_length() -> None:
+    paused = Paused(3.0, "too few workers")
+    again = [Paused(50.0, "too few workers"), Resumed(52.0)]
+    lines = reported(*THREE, paused, gap(40.0, 30), *again)
+    assert "Paused twice for 2 s: too few workers." in lines
+    assert "Paused once: too few workers." in reported(*THREE, paused, gap(40.0, 30))
+    still = reported(*THREE, paused, gap(40.0, 3, paused=True))
+    assert "Paused once and never resumed: too few workers." in still
+    lines = reported(*THREE, paused, gap(40.0, 3, paused=True), Resumed(43.0))
+    assert "Paused once for 40 s: too few workers." in lines
+
+
+def test_worker_that_came_back_in_a_gap_is_back() -> None:
+    left = Left(3.0, 1, "killed")
+    assert "Worker 1 left at 3 s (killed) and came back." in reported(*THREE, left, gap(9.0, 8))
+    gone = reported(*THREE, left, gap(9.0, 8, here=(0,)))
+    assert "Worker 1 left at 3 s (killed) and did not come back." in gone
+
+
+def test_worker_that_joined_and_left_in_a_gap_has_joined() -> None:
+    for hidden in (gap(9.0, 8, here=(0,)), Restored(9.0, 8, SYNC, turns={1: 5})):
+        lines = reported(Joined(0.0, 0), Resumed(0.0), hidden, *sync_round(9, 9.0)[::2])
+        assert not any("never joined" in line for line in lines)

@@ -8,9 +8,11 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.schema import (
+    Awaited,
     Ended,
     Gradient,
     Header,
+    Left,
     Restored,
     Update,
 )
@@ -209,3 +211,21 @@ def test_even_shares_are_not_mentioned() -> None:
 def test_lines_are_plain_text() -> None:
     lines = simulated("backup:1", "45ms + exp:5ms + 5% exp:500ms; worker 7 x1.8")
     assert all(line.isascii() and line.isprintable() and "[" not in line for line in lines)
+
+
+def test_worker_that_hung_is_named() -> None:
+    hung = (
+        Gradient(3.5, 0, 4, 3, ACCEPTED, 0, 3.0, 0.5, 32),
+        Awaited(8.0, 1, 3.0),
+        Left(20.0, 1, "the connection was closed", 3.0),
+    )
+    lines = reported(*THREE, *hung, Ended(20.0, 3, (0,), "stopped"))
+    assert (
+        "Worker 1 hung: it was asked for a gradient at 3 s and still had not sent it 17 s later."
+    ) in lines
+    assert "No worker was slow." not in lines
+
+
+def test_worker_that_hung_before_the_first_update_is_named() -> None:
+    lines = reported(*begin(), Awaited(30.0, 1, 0.0))
+    assert lines[-1].startswith("Worker 1 hung: it was asked for a gradient at ")

@@ -23,17 +23,15 @@ from paceline.trace.schema import (
     Update,
 )
 from paceline.watch.audit import audit
+from paceline.watch.segments import kept_updates, split, without_lost
 from paceline.watch.summary import (
     Restoration,
     Spread,
     Summary,
     WorkerSummary,
     end_reason,
-    kept_updates,
     outcomes,
-    split,
     summarize,
-    without_lost,
 )
 
 ACCEPTED, LATE, CANCELLED = Fate.ACCEPTED, Fate.LATE, Fate.CANCELLED

@@ -3,12 +3,17 @@
 
 import pytest
 
+from paceline.core.decider import Decider
 from paceline.core.events import Fate
+from paceline.core.policies import parse_policy
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
+from paceline.trace.event_records import record_gap
 from paceline.trace.schema import (
+    Awaited,
     Ended,
+    Gap,
     Gradient,
     Header,
     Joined,
@@ -23,7 +28,7 @@ from paceline.trace.schema import (
 )
 from paceline.watch.audit import audit
 from paceline.watch.summary import summarize
-from paceline.watch.waiting import DEADLINE, waited_for, waits
+from paceline.watch.waiting import DEADLINE, Unanswered, unanswered, waited_for, waits
 
 ACCEPTED, CANCELLED, NON_FINITE = Fate.ACCEPTED, Fate.CANCELLED, Fate.NON_FINITE
 
@@ -141,6 +146,65 @@ def test_time_without_a_server_does_not_count_as_waiting() -> None:
     assert waited_for(trace) == {1: 0.5}
 
 
+def test_worker_of_a_killed_server_does_not_wait_at_the_next_one() -> None:
+    header = Header(source="run", policy="sync", workers=2)
+    trace = traced(
+        "sync",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(1.5, 1, 1, 0, ACCEPTED, 0, 0.0, 1.5),
+        Update(1.5, 1, (0, 1), 2),
+        Restored(3.0, 1, header),
+        Joined(8.0, 0),
+        Joined(8.0, 1),
+        Resumed(8.0),
+        Gradient(9.0, 0, 1, 1, ACCEPTED, 0, 8.0, 1.0),
+        Gradient(9.5, 1, 1, 1, ACCEPTED, 0, 8.0, 1.5),
+        Update(9.5, 2, (0, 1), 2),
+        workers=2,
+    )
+    assert waited_for(trace) == {1: 0.5 + 0.5}
+
+
+def test_waiting_under_ssp_goes_on_after_a_restart() -> None:
+    """Worker 0 waited when the server was killed; at the next one it waits from 9 s to 12 s."""
+    header = Header(source="run", policy="ssp:0", workers=2)
+    trace = traced(
+        "ssp:0",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Update(1.0, 1, (0,), 1),
+        Restored(3.0, 1, header),
+        Joined(8.0, 0),
+        Resumed(8.0),
+        Joined(8.0, 1),
+        Gradient(9.0, 0, 1, 1, ACCEPTED, 0, 8.0, 1.0),
+        Update(9.0, 2, (0,), 1),
+        Gradient(12.0, 1, 1, 1, ACCEPTED, 1, 8.0, 4.0),
+        Update(12.0, 3, (1,), 1),
+        Gradient(13.0, 0, 2, 3, ACCEPTED, 0, 12.0, 1.0),
+        Update(13.0, 4, (0,), 1),
+        workers=2,
+    )
+    assert waited_for(trace) == {1: 3.0}
+
+
+def test_worker_that_hangs_does_not_wait() -> None:
+    """Worker 2 is never heard of again, and the others go on without it."""
+    trace = traced(
+        "backup:1",
+        Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+        Gradient(1.5, 2, 1, 0, ACCEPTED, 0, 0.0, 1.5),
+        Update(1.5, 1, (0, 2), 2),
+        Gradient(1.5, 1, 1, 0, CANCELLED, 1, 0.0, 1.5, 0),
+        Gradient(2.5, 0, 2, 1, ACCEPTED, 0, 1.5, 1.0),
+        Gradient(3.0, 1, 2, 1, ACCEPTED, 0, 1.5, 1.5),
+        Update(3.0, 2, (0, 1), 2),
+        Gradient(4.0, 0, 3, 2, ACCEPTED, 0, 3.0, 1.0),
+        Gradient(4.5, 1, 3, 2, ACCEPTED, 0, 3.0, 1.5),
+        Update(4.5, 3, (0, 1), 2),
+    )
+    assert waited_for(trace) == {2: 0.5, 1: 0.5 + 0.5}
+
+
 def test_reports_after_the_last_update_are_not_charged() -> None:
     trace = traced(
         "backup:1",
@@ -234,3 +298,54 @@ def test_charges_add_up_to_the_time_from_first_report_to_update() -> None:
         first.setdefault(gradient.version, gradient.t)
     waited = sum(update.t - first[update.update - 1] for update in trace.updates())
     assert sum(waited_for(trace).values()) == pytest.approx(waited)
+
+
+HUNG = (
+    Gradient(1.0, 0, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+    Gradient(1.0, 1, 1, 0, ACCEPTED, 0, 0.0, 1.0),
+    Update(1.0, 1, (0, 1), 2),
+    Gradient(2.0, 0, 2, 1, ACCEPTED, 0, 1.0, 1.0),
+    Awaited(6.0, 1, 1.0),
+    Awaited(11.0, 1, 1.0),
+)
+
+
+def test_worker_that_never_reported_is_found() -> None:
+    assert unanswered(traced("sync", *HUNG, workers=2)) == [Unanswered(1, 1.0, 10.0)]
+
+
+def test_hung_worker_was_waited_for_until_it_left() -> None:
+    left = (Left(14.0, 1, "killed", 1.0), Update(14.0, 2, (0,), 2))
+    assert unanswered(traced("sync", *HUNG, *left, workers=2)) == [Unanswered(1, 1.0, 13.0)]
+
+
+def test_answer_that_a_killed_server_may_have_got_is_not_known() -> None:
+    header = Header(source="run", policy="sync", workers=2)
+    restored = Restored(12.0, 1, header)
+    assert unanswered(traced("sync", *HUNG, restored, workers=2)) == []
+    left = (Left(11.5, 1, "killed", 1.0), Update(11.5, 2, (0,), 2))
+    trace = traced("sync", *HUNG, *left, restored, workers=2)
+    assert unanswered(trace) == [Unanswered(1, 1.0, 10.5)]
+
+
+def gap_after(trace: Trace, *hidden: Record) -> Trace:
+    """Return the trace with a gap that hides these records."""
+    decider = Decider(parse_policy(trace.header.policy), trace.header.spec())
+    for event in Trace(trace.header, [*trace.records, *hidden]).events():
+        decider.handle(event)
+    gap = record_gap(20.0, decider.policy, decider.ledger, [])
+    return Trace(trace.header, [*trace.records, gap])
+
+
+def test_answer_in_a_gap_counts() -> None:
+    hung = traced("sync", *HUNG, workers=2)
+    assert unanswered(gap_after(hung)) == [Unanswered(1, 1.0, 19.0)]  # it has not answered yet
+    late = (Gradient(12.0, 1, 2, 1, ACCEPTED, 0, 1.0, 11.0), Update(12.0, 2, (0, 1), 2))
+    assert unanswered(gap_after(hung, *late)) == []
+    assert unanswered(gap_after(hung, Left(12.0, 1, "killed", 1.0))) == []
+    assert unanswered(Trace(hung.header, [*hung.records, Gap(20.0, 1)])) == []
+
+
+def test_worker_that_reported_at_last_has_answered() -> None:
+    late = (Gradient(12.0, 1, 2, 1, ACCEPTED, 0, 1.0, 11.0), Update(12.0, 2, (0, 1), 2))
+    assert unanswered(traced("sync", *HUNG, *late, workers=2)) == []

@@ -28,6 +28,7 @@ from paceline.cli.verb_options import (
     TraceShowOptions,
 )
 from paceline.errors import PacelineError, SpecError
+from paceline.interrupts import raise_on_interrupt
 from paceline.release import RELEASE
 
 __all__ = ["EXIT_FAILED", "app", "main"]
@@ -176,7 +177,8 @@ def trace_show(options: TraceShowOptions) -> None:
 def trace_check(options: TraceCheckOptions) -> None:
     """Replay a trace through its own rule and check that it is consistent.
 
-    Every decision must be the one that the rule makes, and every gradient must have one fate.
+    Every decision must be the one that the rule makes, and every gradient must have one fate. No
+    record may be missing.
 
     \b
     Example:
@@ -225,7 +227,9 @@ def lab_figures(options: LabFiguresOptions) -> None:
 
 def _load(name: str) -> Any:
     """Import the module of a verb, and with it numpy, torch or whatever the verb needs."""
-    return import_module(f"paceline.cli.{name}")
+    module = import_module(f"paceline.cli.{name}")
+    raise_on_interrupt()  # from now on, the verb handles it
+    return module
 
 
 def _require_matplotlib(what: str) -> None:

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from time import monotonic
 
 import msgspec
@@ -32,6 +33,7 @@ from paceline.trace.reader import read_trace
 from paceline.trace.schema import Trace
 from paceline.watch.curves import Target, final, logged
 from paceline.watch.figures import draw_comparison, draw_curves
+from paceline.watch.segments import kept_updates, split, step_times
 from paceline.watch.summary import Summary, summarize
 from paceline.watch.words import human_seconds, join_words, percent, three_digits
 
@@ -48,7 +50,7 @@ class Result:
     folder: Path
     trace: Trace
     summary: Summary
-    step_s: float  # mean time between updates
+    step_s: float | None  # mean time between updates; None: gaps of the trace hide it
     predicted_s: float | None  # by the simulator; None without injected delays
 
 
@@ -171,14 +173,14 @@ def _result(settings: Settings, folder: Path) -> Result | None:
     if not path.exists():
         return None
     trace = read_trace(path)
-    if not any(trace.updates()):
+    if not kept_updates(split(trace)):
         return None
     return Result(run_dir, trace, summarize(trace), step_s(trace), _predicted(settings, trace))
 
 
 def _predicted(settings: Settings, trace: Trace) -> float | None:
     """Return the step time that the simulator predicts for the same delays and seed."""
-    updates = len(list(trace.updates()))
+    updates = max(update.update for update in trace.updates())
     if not settings.latency or updates < 2:
         return None
     spec = settings.spec
@@ -187,10 +189,10 @@ def _predicted(settings: Settings, trace: Trace) -> float | None:
     return found or None  # without any delay there is nothing to predict
 
 
-def step_s(trace: Trace) -> float:
-    """Return the mean time between updates."""
-    times = [update.t for update in trace.updates()]
-    return (times[-1] - times[0]) / max(1, len(times) - 1)
+def step_s(trace: Trace) -> float | None:
+    """Return the mean time between updates; None: not known."""
+    steps = step_times(trace)
+    return fmean(step.lasted_s for step in steps) if steps else None
 
 
 # ---- output ----
@@ -262,15 +264,16 @@ def _table(results: list[Result], goal: Target | None) -> tuple[list[str], list[
 
 def _cells(result: Result, goal: Target | None, with_samples: bool) -> dict[str, str]:
     summary = result.summary
-    cells = {"rule": summary.policy, "updates/s": three_digits(summary.updates_per_s)}
+    per_s = summary.updates_per_s
+    cells = {"rule": summary.policy, "updates/s": "-" if per_s is None else three_digits(per_s)}
     if with_samples:
         cells["samples"] = f"{result.summary.samples:,}"
     cells |= {
         "staleness": f"{summary.staleness_mean:.2f}",
         "dropped": percent(1 - summary.acceptance),
-        "step": human_seconds(result.step_s),
+        "step": "-" if result.step_s is None else human_seconds(result.step_s),
     }
-    if result.predicted_s is not None:
+    if result.predicted_s is not None and result.step_s is not None:
         off = result.step_s / result.predicted_s - 1
         cells |= {"predicted": human_seconds(result.predicted_s), "off by": f"{100 * off:+.1f} %"}
     if goal is not None:

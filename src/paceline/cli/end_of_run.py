@@ -4,15 +4,16 @@
 import shutil
 from pathlib import Path
 from textwrap import fill
+from traceback import print_exc
 
 from paceline.cli.simulation_inputs import inputs_from
-from paceline.errors import PacelineError, TraceError
+from paceline.errors import PacelineError
 from paceline.sim.planner import Plan
 from paceline.sim.recorded_times import Recording
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Trace
 from paceline.watch.report import report
-from paceline.watch.summary import split
+from paceline.watch.segments import split
 
 __all__ = ["print_report", "report_lines"]
 
@@ -27,11 +28,13 @@ def print_report(trace_path: Path) -> None:
         print(f"The trace is large. For a report: paceline trace show {trace_path}")
         return
     try:
-        trace = read_trace(trace_path)
-    except TraceError as error:
-        print(f"No report: {error}.")
-        return
-    print("\n".join(report_lines(trace, trace_path)))
+        lines = report_lines(read_trace(trace_path), trace_path)
+    except PacelineError as error:
+        lines = [f"No report: {error}."]
+    except Exception as error:  # the run has ended, and keeps its exit code
+        print_exc()
+        lines = [f"No report, because of a bug in Paceline: {error!r}."]
+    print("\n".join(lines))
 
 
 def report_lines(trace: Trace, path: Path) -> list[str]:

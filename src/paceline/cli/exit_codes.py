@@ -10,10 +10,10 @@ __all__ = ["EVERY_CODE", "VERB_CODES", "exit_codes_of"]
 EVERY_CODE = (
     "Exit codes: 0 success; 1 the run stalled, failed or made no update, a script failed, or the "
     "output could not be written; 2 wrong input, or an optional package is not installed; 3 a "
-    "trace can't be read or written, or is inconsistent; 4 (only from a single process of a run) "
-    "the server refused it; 5 (likewise) it lost the server; 6 a checkpoint can't be read or "
-    "belongs to another script; 70 a bug in Paceline; 128 + the number of the signal that stopped "
-    "the run, so 130 for Ctrl-C."
+    "trace can't be read or written, or is inconsistent or incomplete; 4 (only from a single "
+    "process of a run) the server refused it; 5 (likewise) it lost the server; 6 a checkpoint "
+    "can't be read or belongs to another script; 70 a bug in Paceline; 128 + the number of the "
+    "signal that stopped the run, so 130 for Ctrl-C."
 )
 
 VERB_CODES = {
@@ -42,7 +42,7 @@ VERB_CODES = {
     "trace check": {
         "0": "the trace is consistent",
         "2": "wrong input",
-        "3": "the trace can't be read or is inconsistent",
+        "3": "the trace can't be read, or is inconsistent or incomplete",
     },
     "lab list": {"0": "success"},
     "lab run": {

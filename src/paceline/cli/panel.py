@@ -18,7 +18,7 @@ from rich.text import Text
 
 from paceline.run.settings import Settings
 from paceline.watch.live_numbers import Live, Moment
-from paceline.watch.words import human_seconds, percent, plural, three_digits
+from paceline.watch.words import human_seconds, named_workers, percent, plural, three_digits
 
 __all__ = ["Panel", "draw"]
 
@@ -27,6 +27,7 @@ BAR_MIN = 8  # columns
 SILENT_S = 10.0  # mention it if nothing happened for this long
 SLOWER = 1.1  # mention a worker that takes this many times the median
 SCALARS_MAX = 6
+NAMED = 5  # workers that are listed
 
 Part = tuple[str, str]  # text and style
 
@@ -175,6 +176,10 @@ def _problems(moment: Moment) -> list[Part]:
         parts.append((moment.ended, "bold"))
     elif moment.paused:
         parts.append((moment.paused, "yellow"))
+    elif moment.waiting_s:
+        longest = human_seconds(max(moment.waiting_s.values()))
+        named = named_workers(sorted(moment.waiting_s), NAMED)
+        parts.append((f"waiting for {named[0].lower()}{named[1:]} for {longest}", "yellow"))
     elif moment.silent_s >= SILENT_S:
         parts.append((f"no news for {human_seconds(moment.silent_s)}", "yellow"))
     return parts

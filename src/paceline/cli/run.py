@@ -53,7 +53,7 @@ def run(options: RunOptions, load: Load) -> None:
     else:
         run_dir = options.resume
         settings = _resumed_settings(run_dir, options)
-        if options.script is None and _is_over(run_dir, options):
+        if _is_over(run_dir, options):
             return
     if options.script is not None:
         arguments = tuple(options.arguments or ())
@@ -104,6 +104,7 @@ def _new_run_settings(options: RunOptions) -> Settings:
         settings,
         spec=RunSpec(**spec),
         patience_s=parse_seconds(options.patience, "patience"),
+        grace_s=parse_seconds(options.grace, "grace"),
         restart=options.restart,
         checkpoint_every=options.checkpoint_every,
         output=options.output,
@@ -140,6 +141,8 @@ def _changed(options: RunOptions, given: Set[str]) -> dict[str, Any]:
     changed = {name: getattr(options, name) for name in PLAIN_OPTIONS & given}
     if "patience" in given:
         changed["patience_s"] = parse_seconds(options.patience, "patience")
+    if "grace" in given:
+        changed["grace_s"] = parse_seconds(options.grace, "grace")
     return changed
 
 
@@ -222,11 +225,26 @@ def _weights(run_dir: Path) -> set[tuple[Path, int, int]]:
     return {(path, stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
+def _has_checkpoint(run_dir: Path) -> bool:
+    return any((run_dir / "checkpoints").glob("*.ckpt"))
+
+
 def _is_over(run_dir: Path, options: RunOptions) -> bool:
-    """Return whether the run has already reached its end, and if so print how to extend it."""
+    """Return whether the run has already reached its end, and if so print how to extend it.
+
+    Raises SpecError if its weights are missing and there is no checkpoint to write them from.
+    """
     version = finished_at(run_dir)
     if version is None or (options.given & ENDS and (options.steps or inf) > version):
         return False
+    weights, checkpoint = _weights(run_dir), _has_checkpoint(run_dir)
+    if checkpoint and (options.script is not None or not weights):
+        return False  # continue with another script, or write the weights again
+    if not weights:
+        raise SpecError(
+            f"the run in {run_dir} has finished after {plural(version, 'update')}, but its "
+            "weights.pt is missing, and there is no checkpoint to write it from; start a new run"
+        )
     print(
         f"The run in {run_dir} has already finished after {plural(version, 'update')}. To train "
         f"longer: paceline run --resume {quote(str(run_dir))} --steps {2 * version}",
@@ -242,5 +260,5 @@ def _print_files(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
         print(f"Trace: {trace}", file=sys.stderr)
     if weights:
         print(f"Weights: {', '.join(map(str, weights))}", file=sys.stderr)
-    if finished_at(run_dir) is None and any((run_dir / "checkpoints").glob("*.ckpt")):
+    if finished_at(run_dir) is None and _has_checkpoint(run_dir):
         print(f"Continue with: paceline run --resume {quote(str(run_dir))}", file=sys.stderr)

@@ -131,9 +131,9 @@ def comparison_rows(summaries: list[Summary], traffic: bool = False) -> list[lis
     for s in summaries:
         row = [
             s.policy,
-            three_digits(s.updates_per_s),
-            human_seconds(s.step_s.mean),
-            human_seconds(s.step_s.p99),
+            "-" if s.updates_per_s is None else three_digits(s.updates_per_s),
+            human_seconds(s.step_s.mean) if s.step_s else "-",
+            human_seconds(s.step_s.p99) if s.step_s else "-",
             f"{s.staleness_mean:.2f}",
             percent(s.acceptance),
             percent(s.idle_share),

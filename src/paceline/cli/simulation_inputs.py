@@ -22,7 +22,7 @@ from paceline.sim.recorded_times import Recording, Replayed, recorded_times
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace, trace_file
 from paceline.trace.schema import Trace
-from paceline.watch.summary import split, without_lost
+from paceline.watch.segments import split, without_lost
 
 __all__ = [
     "DEFAULT_BATCH",

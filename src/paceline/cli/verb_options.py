@@ -169,6 +169,13 @@ class RunOptions:
     patience: Annotated[
         str, typer.Option(help="End a run that has been paused for this long: seconds, or '10m'.")
     ] = "60s"
+    grace: Annotated[
+        str,
+        typer.Option(
+            help="Kill workers that are still running this long after the last update; worker 0 "
+            "only if it has used no processor time for this long."
+        ),
+    ] = "60s"
     restart: Annotated[
         bool,
         typer.Option(

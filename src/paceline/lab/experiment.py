@@ -9,11 +9,12 @@ import csv
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import SpecError
-from paceline.files import atomic_write
+from paceline.files import DiskFile, atomic_write
 from paceline.lab import extras
 from paceline.lab.data.download import Source
 from paceline.lab.trial import Trial, TrialResult
@@ -111,16 +112,16 @@ def _write_report(experiment: Experiment, folder: Path, tables: Tables, *, quick
     measured, figure = experiment.describe(tables), experiment.draw(tables)
     paragraphs = [f"Expected: {experiment.expected}", f"Measured: {measured}"]
     paragraph = "\n\n".join([QUICK_NOTICE, *paragraphs] if quick else paragraphs)
-    with _written(folder / "figure.png") as partial:
+    with _written(folder / "figure.png") as file:
         # Without a version string in the file, the same tables always give the same bytes.
-        figure.savefig(partial, dpi=DPI, format="png", metadata={"Software": None})
-    with _written(folder / "README.md") as partial:
+        figure.savefig(file, dpi=DPI, format="png", metadata={"Software": None})
+    with _written(folder / "README.md") as file:
         page = f"# {experiment.name}\n\n**{experiment.question}**\n\n{paragraph}\n"
-        partial.write_text(page, encoding="utf-8")
+        file.write(page.encode())
     return paragraph
 
 
-def _written(path: Path) -> AbstractContextManager[Path]:
+def _written(path: Path) -> AbstractContextManager[DiskFile]:
     """Write a file atomically; another process may be running the same experiment."""
     return atomic_write(path, alone=False)
 
@@ -136,10 +137,12 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _write_rows(path: Path, rows: Rows) -> None:
-    with _written(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: _format(value) for name, value in row.items()} for row in rows)
+    table = StringIO()
+    writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _format(value) for name, value in row.items()} for row in rows)
+    with _written(path) as file:
+        file.write(table.getvalue().encode())
 
 
 def _format(value: float | str) -> str:

@@ -36,8 +36,8 @@ def run_trial(trial: Trial, folder: Path, on_epochs: OnEpochs) -> TrialResult:
         folder.mkdir(parents=True, exist_ok=True)
         state_file = folder / f"{trial.digest()}.pt"
         result = _TrialRun(trial, state_file, on_epochs).run()
-        with atomic_write(_result_file(trial, folder), alone=False) as partial:
-            partial.write_bytes(msgspec.json.encode(result))
+        with atomic_write(_result_file(trial, folder), alone=False) as file:
+            file.write(msgspec.json.encode(result))
         state_file.unlink(missing_ok=True)
     return result
 
@@ -92,8 +92,8 @@ class _TrialRun:
         self._on_epochs(self._training.epochs(self._training.version))
         if self._state_file is not None and monotonic() - self._saved_at > SAVE_EVERY_S:
             rows = [msgspec.to_builtins(row) for row in self._rows]
-            with atomic_write(self._state_file, alone=False) as partial:
-                torch.save({"training": self._training.state(), "rows": rows}, partial)
+            with atomic_write(self._state_file, alone=False) as file:
+                torch.save({"training": self._training.state(), "rows": rows}, file)
             self._saved_at = monotonic()
 
     def _load_state(self) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceline.core.events import Fate
 from paceline.errors import TraceError
 from paceline.lab.problem import Draw
-from paceline.trace.schema import Gradient, Restored, Trace, Update
+from paceline.trace.schema import Gap, Gradient, Restored, Trace, Update
 
 __all__ = ["Part", "Step", "schedule"]
 
@@ -71,6 +71,11 @@ def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
                 raise TraceError(
                     f"the run was restored at update {record.version}, and the trace doesn't hold "
                     "what was lost; use the trace of a run without interruptions"
+                )
+            case Gap():
+                raise TraceError(
+                    f"the trace has a gap before update {record.version}; use the trace of a run "
+                    "without gaps"
                 )
             case _:
                 pass

@@ -8,9 +8,10 @@ that the script defines, and no optimizer has to be sent to it. A script that yo
 with plain `python`, trains alone as a run of one worker.
 """
 
+import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
@@ -28,14 +29,16 @@ from paceline.run.launch.environment import identity as identity_from_environmen
 from paceline.run.launch.run_folder import settings_of
 from paceline.run.prepare_arguments import Prepared
 from paceline.run.saving import make_saves_atomic
-from paceline.run.server.assembly import serve_run
+from paceline.run.server.assembly import LocalHost, TrainedObjects, serve_run
 from paceline.run.settings import Settings
 from paceline.run.step_hooks import call_after_step
+from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.memory_limits import keep_freed_memory
+from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.worker.batch_sources import BatchSource, LeasedSource, OwnSource
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings
-from paceline.run.worker.connection import ServerConnection, shared_memory_dialer
+from paceline.run.worker.connection import Dialer, ServerConnection, shared_memory_dialer
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.optimizer import pace
@@ -63,7 +66,14 @@ def join() -> "Run":
         torch.set_num_threads(count)
     keep_freed_memory()
     make_saves_atomic(own)
-    return ServerRun(own) if own.worker is None else WorkerRun(own)
+    if own.worker is None:
+        return ServerRun(own)
+    run = WorkerRun(own)
+    call_at_success(run.leave)
+    end_cleanly_at(LoaderEnded)
+    # A loader's processes must not keep the connection: its closing tells the server that we died.
+    os.register_at_fork(after_in_child=run.disconnect)
+    return run
 
 
 class Run:
@@ -160,20 +170,31 @@ class Alone(Run):
 class WorkerRun(Run):
     """A worker of a run."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        dialer: Callable[[Identity, StateSpec], Dialer] = shared_memory_dialer,
+        system: System = SYSTEM,
+    ) -> None:
+        """`dialer` returns how to connect to the server."""
         super().__init__()
         assert identity.worker is not None
         self.worker = identity.worker
         self._identity = identity
+        self._dialer = dialer
+        self._system = system
+        self._server: ServerConnection | None = None
         self._worker: Worker | None = None
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()
         training_state = self._training_state = gather(prepared.models, prepared.optimizers)
         replica = self._replica = Replica(training_state, prepared.models)
-        dial = shared_memory_dialer(self._identity, training_state.spec)
+        dial = self._dialer(self._identity, training_state.spec)
         ahead = tuple([ahead_of(loader) for loader in prepared.loaders])
-        server = ServerConnection(self.worker, training_state.spec, dial, ahead)
+        server = self._server = ServerConnection(
+            self.worker, training_state.spec, dial, ahead, self._system
+        )
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
@@ -182,9 +203,17 @@ class WorkerRun(Run):
             _seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         worker.begin()
-        call_at_success(worker.leave)
-        end_cleanly_at(LoaderEnded)
         return returned
+
+    def leave(self) -> None:
+        """Tell the server that the script has ended, if it has joined a run."""
+        if self._worker is not None:
+            self._worker.leave()
+
+    def disconnect(self) -> None:
+        """Close the connection to the server in this process, if there is one."""
+        if self._server is not None:
+            self._server.close()
 
     def _before_loading(self) -> None:
         """Refuse to load weights before the first gradient of a run.
@@ -207,7 +236,8 @@ class WorkerRun(Run):
         if number is None:
             return one
         source = self._source(one, number, worker)
-        settings = StreamSettings(number, worker.welcome.shares, worker.welcome.requeue)
+        welcome = worker.welcome
+        settings = StreamSettings(number, welcome.shares, welcome.requeue, self._system.monotonic)
         stream = BatchStream(one, source, worker.batches, settings, lambda: worker.is_over)
         worker.position.add(stream)
         return stream
@@ -329,8 +359,8 @@ class ServerRun(Run):
         settings = _with_samples(settings_of(self._identity.run_dir), prepared.loaders)
         state = gather(prepared.models, prepared.optimizers)
         orders = [order_of(loader) for loader in prepared.loaders]
-        models, schedulers = prepared.models, prepared.schedulers
-        failure = serve_run(self._identity, settings, state, models, schedulers, orders)
+        trained = TrainedObjects(state, prepared.models, prepared.schedulers, orders)
+        failure = serve_run(self._identity.run_dir, settings, trained, LocalHost(self._identity))
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
         raise SystemExit(1 if failure else 0)

@@ -11,12 +11,14 @@ from paceline.core.policies import parse_policy
 from paceline.core.policy import Policy
 from paceline.core.policy_import import split_own
 from paceline.errors import SpecError
-from paceline.files import atomic_write
+from paceline.files import DISK, Disk, atomic_write
 from paceline.latency import parse_latency
 from paceline.run.tensors.state_spec import LARGEST
 from paceline.spec import RunSpec, parse_seconds
 
-__all__ = ["Every", "Settings", "parse_every"]
+__all__ = ["WORKERS_MAX", "Every", "Settings", "parse_every"]
+
+WORKERS_MAX = 1000  # each is a process of this machine, with a slot for its gradients
 
 
 class Every(NamedTuple):
@@ -28,15 +30,21 @@ class Every(NamedTuple):
 
 def parse_every(text: str) -> Every:
     """Parse a number of updates ("100") or a duration ("60s"); "0" means never."""
-    what = "checkpoint_every"
+    text, what = text.strip(), "checkpoint_every"
     try:
-        if text.strip().isdecimal():
+        if text.isdecimal():
             return Every(updates=int(text) or inf)
-        return Every(seconds=parse_seconds(text, what) or inf)
+        seconds = parse_seconds(text, what)
     except ValueError:  # also raised for a number with thousands of digits
         raise SpecError(
             f"{what} must be a number of updates or a duration such as 60s, got {text!r}"
         ) from None
+    if not text.endswith(("s", "m", "h")):
+        raise SpecError(
+            f"{what} must be a whole number of updates, or a duration with a unit, got {text!r}; "
+            f"for seconds, write {text}s"
+        )
+    return Every(seconds=seconds or inf)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +74,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patience_s: float = 60.0
     """End the run after it has been paused for this long."""
 
+    grace_s: float = 60.0
+    """Kill workers that still run this long after the last update; worker 0, if it is idle."""
+
     restart: bool = True
     """Whether processes that die are restarted."""
 
@@ -85,6 +96,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The working directory of the script; "": the current one."""
 
     def __post_init__(self) -> None:
+        if self.spec.workers > WORKERS_MAX:
+            raise SpecError(
+                f"workers must be at most {WORKERS_MAX} in a run on one machine, got "
+                f"{self.spec.workers}; to find out what more of them would do: paceline simulate"
+            )
         self.parse_policy().validate(self.spec)
         if self.latency:
             parse_latency(self.latency).validate(self.spec)
@@ -98,6 +114,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SpecError(f"clip_norm must be > 0, got {self.clip_norm}")
         if not 0 <= self.patience_s < inf:
             raise SpecError(f"patience must be >= 0 and finite, got {self.patience_s}")
+        if not 0 < self.grace_s < inf:
+            raise SpecError(f"grace must be > 0 and finite, got {self.grace_s}")
         parse_every(self.checkpoint_every)
 
     def parse_policy(self) -> Policy:
@@ -131,12 +149,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SpecError(f"a script and its arguments must be UTF-8, got {text!r}") from None
         return msgspec.structs.replace(self, script=str(script), folder=str(folder))
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, disk: Disk = DISK) -> None:
         """Write the settings as JSON; raise SpecError if the file can't be written."""
         try:
-            with atomic_write(path) as partial:
+            with atomic_write(path, disk=disk) as file:
                 body = msgspec.json.format(msgspec.json.encode(self), indent=2)
-                partial.write_bytes(body + b"\n")
+                file.write(body + b"\n")
         except OSError as error:
             raise SpecError(f"cannot write {path}: {error.strerror}") from None
 

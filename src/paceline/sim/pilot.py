@@ -5,7 +5,8 @@ The planner simulates with the times of the pilot. As a check, it simulates the 
 that gives a wrong time per update, the time with other numbers of backups is wrong, too.
 
 While workers join or leave, or the run is paused, updates take longer, and so do the first
-gradients of a process. Both are left out until the next update is made.
+gradients of a process. Both are left out until the next update is made, and so is what surrounds a
+gap in the trace.
 
 Two kinds of runs are refused although their times are known. Workers that share cores slow each
 other down, so their times depend on how many of them compute, and with it on the rule. And with
@@ -28,6 +29,7 @@ from paceline.sim.simulate import simulate
 from paceline.sim.step_times import draw_replicates, mean_steps
 from paceline.spec import RunSpec
 from paceline.trace.schema import (
+    Gap,
     Gradient,
     Header,
     Joined,
@@ -50,7 +52,7 @@ RECENT = 20_000  # records at the end of the trace: enough, and the future resem
 REPLICATES = 5
 SIMULATED_UPDATES = 5_000  # of a rule without a formula
 
-_INTERRUPTIONS = (Joined, Left, Paused, Resumed, Restored)
+_INTERRUPTIONS = (Joined, Left, Paused, Resumed, Restored, Gap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 """Turn an event, and the actions that were decided on it, into the records of a trace."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -26,9 +27,12 @@ from paceline.core.events import (
     WorkerLeft,
     WorkerMissing,
 )
+from paceline.core.ledger import Ledger
+from paceline.core.policy import Policy
 from paceline.errors import InternalError
 from paceline.leases import Use
 from paceline.trace.schema import (
+    Gap,
     Gradient,
     Joined,
     Left,
@@ -41,7 +45,7 @@ from paceline.trace.schema import (
     Update,
 )
 
-__all__ = ["Made", "Measured", "record_event"]
+__all__ = ["Made", "Measured", "record_event", "record_gap"]
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
@@ -63,6 +67,7 @@ class Made:
     sq_norm: float | None = None
     apply_s: float = 0.0
     scalars: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False  # the optimizer did not step, because the gradient wasn't finite
 
 
 _NOT_MEASURED = Made()
@@ -94,6 +99,16 @@ def record_event(
             yield Resumed(event.time)
 
 
+def record_gap(time: float, policy: Policy, ledger: Ledger, data: list[Any]) -> Gap:
+    """Return a record that says where a run is after records were lost.
+
+    It refers to the ledger, so encode it before the next event. `data`: what is done of each
+    stream of batches.
+    """
+    plain = replace(ledger, memory=policy.plain_memory(ledger.memory))
+    return Gap(time, ledger.version, ledger.samples, ledger=plain, data=data)
+
+
 def _update(time: float, action: ApplyUpdate, made: Made) -> Update:
     weights, scales = action.weights, action.scales
     scalars = made.scalars
@@ -109,6 +124,7 @@ def _update(time: float, action: ApplyUpdate, made: Made) -> Update:
         else {},
         None if weights.count(weights[0]) == len(weights) else weights,
         None if scales.count(1.0) == len(scales) else scales,
+        made.skipped,
     )
 
 

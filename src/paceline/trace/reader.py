@@ -3,19 +3,21 @@
 
 This is the only reader of the format. It decodes whole lines only. A strict reader raises
 `TraceError` with the number of the first bad line; a tolerant one skips bad lines, because a
-growing file may hold a line that a killed server left unfinished.
+growing file may hold a line that a killed server left unfinished. Such a line at the end of the
+file is skipped by both.
 """
 
 import os
+import zlib
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from paceline.errors import TraceError
-from paceline.trace.schema import FORMAT, NAME, Header, Record, Trace
+from paceline.trace.schema import FORMAT, NAME, Ended, Header, Record, Trace
 
-__all__ = ["TraceReader", "read_trace", "trace_file"]
+__all__ = ["TraceReader", "read_end", "read_trace", "trace_file"]
 
 CHUNK_BYTES = 1 << 20
 
@@ -28,10 +30,18 @@ class _Format(msgspec.Struct, tag="header"):
     paceline_trace: int
 
 
+class _Checksum(msgspec.Struct, tag="ended"):
+    """The part of an `ended` record that says what the file was."""
+
+    checksum: int | None = None
+
+
 T = TypeVar("T")
 _FORMAT = msgspec.json.Decoder(_Format)
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)
+_CHECKSUM = msgspec.json.Decoder(_Checksum)
+_ENDED = b'{"type":"ended"'  # quotes inside of a string are escaped, so this is always a record
 
 
 class TraceReader:
@@ -48,6 +58,8 @@ class TraceReader:
         """
         self.header: Header | None = None  # None: the first line wasn't read, or is no header
         self.offset = 0  # bytes of the file that were read, whole lines only
+        self.checksum = 0  # CRC-32 of these bytes
+        self.changed_before = 0  # first line with an `ended` whose checksum doesn't match; 0: none
         self.generation = 0  # grows whenever the file was replaced or truncated
         self._path = Path(path)
         self._is_strict = is_strict
@@ -82,7 +94,7 @@ class TraceReader:
         if status.st_ino != self._inode or status.st_size < self.offset:
             self.generation += self._inode != 0
             self._inode = status.st_ino
-            self.offset = self._lines = 0
+            self.offset = self.checksum = self.changed_before = self._lines = 0
             self.header = None
 
     def _read_lines(self, file: BinaryIO) -> bytes:
@@ -100,6 +112,7 @@ class TraceReader:
         return text[:end]
 
     def _decode(self, text: bytes) -> list[Record]:
+        self._compare_checksums(text)
         lines = text.splitlines()
         if self.offset == 0 and self._decode_header(lines[0]):
             del lines[0]
@@ -107,9 +120,24 @@ class TraceReader:
         try:
             found = list(map(_RECORD.decode, lines))
         except _BAD_LINE:
-            found = self._decode_one_by_one(lines)
+            found = self._decode_one_by_one(lines, is_cut=not text.endswith(b"\n"))
         self._lines += len(lines)
         return found
+
+    def _compare_checksums(self, text: bytes) -> None:
+        """Compare the lines before each `ended` record with the checksum in it."""
+        begin, at = 0, text.find(_ENDED)
+        while at >= 0:
+            self.checksum = zlib.crc32(text[begin:at], self.checksum)
+            begin, end = at, text.find(b"\n", at)
+            try:
+                expected = _CHECKSUM.decode(text[at : end if end >= 0 else None]).checksum
+            except _BAD_LINE:
+                expected = None
+            if expected not in (None, self.checksum) and not self.changed_before:
+                self.changed_before = self._lines + text.count(b"\n", 0, at) + 1
+            at = text.find(_ENDED, at + 1)
+        self.checksum = zlib.crc32(text[begin:], self.checksum)
 
     def _decode_header(self, line: bytes) -> bool:
         """Decode the first line; return whether it is a header."""
@@ -120,14 +148,14 @@ class TraceReader:
                 raise
         return self.header is not None
 
-    def _decode_one_by_one(self, lines: list[bytes]) -> list[Record]:
-        """Decode lines of which at least one is bad."""
+    def _decode_one_by_one(self, lines: list[bytes], *, is_cut: bool) -> list[Record]:
+        """Decode lines of which at least one is bad; `is_cut`: the last one has no newline."""
         found = []
         for number, line in enumerate(lines, start=self._lines + 1):
             try:
                 found.append(_decode(_RECORD, line, f"{self._path}:{number}"))
             except TraceError:
-                if self._is_strict:
+                if self._is_strict and not (is_cut and line is lines[-1]):
                     raise
         return found
 
@@ -157,7 +185,20 @@ def read_trace(path: str | os.PathLike[str], *, is_growing: bool = False) -> Tra
     records = reader.read()
     if reader.header is None:
         raise TraceError(f"{os.fspath(path)} is empty; a trace begins with its header")
-    return Trace(reader.header, records, is_growing)
+    return Trace(reader.header, records, is_growing, reader.changed_before)
+
+
+def read_end(path: str | os.PathLike[str]) -> Ended | None:
+    """Return the last record of a trace if it says how the run ended; reads only this line."""
+    try:
+        with Path(path).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - CHUNK_BYTES))
+            last = file.read().rsplit(b"\n", 2)[-2:]
+            record = _RECORD.decode(last[0])
+    except (OSError, *_BAD_LINE):
+        return None
+    return record if isinstance(record, Ended) and last[1:] == [b""] else None
 
 
 def trace_file(path: str | os.PathLike[str]) -> Path:

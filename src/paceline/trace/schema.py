@@ -28,10 +28,10 @@ from paceline.core.events import (
     WorkerLeft,
     WorkerMissing,
 )
-from paceline.core.ledger import Origin
+from paceline.core.ledger import Ledger, Origin
 from paceline.core.policy import Policy
 from paceline.errors import TraceError
-from paceline.files import atomic_write
+from paceline.files import DISK, DiskFile, atomic_write
 from paceline.leases import Use
 from paceline.spec import Late, RunSpec
 
@@ -40,7 +40,9 @@ __all__ = [
     "FORMAT",
     "NAME",
     "STOPPED",
+    "Awaited",
     "Ended",
+    "Gap",
     "Gradient",
     "Header",
     "Joined",
@@ -65,6 +67,8 @@ FORMAT = 2
 NAME = "trace.jsonl"  # in the folder of a run
 
 EPOCH_SAMPLES = "epoch_samples"  # what a header says about the training data, if it is known
+
+LINES_AT_ONCE = 10_000  # that are encoded before they are written
 
 FINISHED = "finished"  # the run made all its updates
 STOPPED = "stopped"  # the run was stopped before that
@@ -167,6 +171,14 @@ class Skipped(_Line, tag="skipped", frozen=True):
     use: Use
 
 
+class Awaited(_Line, tag="awaited", frozen=True):
+    """The run has been waiting for a worker's gradient for much longer than usual."""
+
+    t: float
+    worker: Whole
+    asked_at: float
+
+
 class Update(_Line, tag="update", frozen=True):
     """An update was made."""
 
@@ -184,6 +196,9 @@ class Update(_Line, tag="update", frozen=True):
 
     scales: tuple[float, ...] | None = None
     """The factor that multiplies each contributor's weight; None: all are 1."""
+
+    skipped: bool = False
+    """Whether the optimizer did not step, because the averaged gradient wasn't finite."""
 
     def weighted(self) -> list[tuple[float, float]]:
         """Return the weight and the scale of each contributor, as the policy decided them."""
@@ -240,6 +255,24 @@ class Restored(_Line, tag="restored", frozen=True):
         return Origin(self.version, self.turns, self.memory, self.samples)
 
 
+class Gap(_Line, tag="gap", frozen=True):
+    """Records are missing here: the disk was full, or the end of the file was lost."""
+
+    t: float  # when the next record could be written
+    version: Whole  # at that time
+    samples: Whole = 0  # in the updates up to this version
+    records: Whole | None = None  # how many are missing; None: not known
+    ledger: Ledger | None = None
+    """The state of the core at that time, its memory as plain values; None: the run is restored."""
+
+    data: list[Any] = []  # by stream: samples done, the next batch, batches that aren't done
+
+    @property
+    def members(self) -> list[int]:
+        """The workers that were here at that time."""
+        return [] if self.ledger is None else list(self.ledger.members)
+
+
 class Ended(_Line, tag="ended", frozen=True):
     """The run ended at time `t`; workers may still have reported after that."""
 
@@ -248,12 +281,23 @@ class Ended(_Line, tag="ended", frozen=True):
     unused: tuple[int, ...] = ()  # workers whose accepted gradients went into no update
     reason: str = FINISHED  # or `STOPPED`, or why the run failed
     data: list[Any] = []  # by stream: samples done, the next batch, batches that aren't done
+    checksum: Whole | None = None  # CRC-32 of all lines before this one; None: not known
 
 
 Happened = (
-    Joined | Left | Missing | Gradient | Skipped | Update | Timer | Stopped | Paused | Resumed
+    Joined
+    | Left
+    | Missing
+    | Gradient
+    | Skipped
+    | Awaited
+    | Update
+    | Timer
+    | Stopped
+    | Paused
+    | Resumed
 )
-Record = Happened | Restored | Ended
+Record = Happened | Restored | Gap | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +307,7 @@ class Trace:
     header: Header
     records: list[Record]
     is_growing: bool = False  # whether its run hasn't ended yet
+    changed_before: int = 0  # the line before which its file was changed after the end; 0: none
 
     def gradients(self) -> Iterator[Gradient]:
         """Return the gradients, in order of arrival."""
@@ -307,18 +352,17 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write the trace as JSON lines, atomically."""
     target = Path(path)
     try:
-        if (
-            target.exists() and not target.is_file()
-        ):  # a pipe, for example, can't be replaced atomically
-            _write_lines(trace, target)
-            return
-        with atomic_write(target) as partial:
-            _write_lines(trace, partial)
+        # A pipe, for example, can't be replaced atomically.
+        is_replaceable = target.is_file() or not target.exists()
+        with atomic_write(target) if is_replaceable else DISK.open(target, "wb") as file:
+            _write_lines(trace, file)
     except OSError as error:
         raise TraceError(f"cannot write {os.fspath(path)}: {error.strerror}") from None
 
 
-def _write_lines(trace: Trace, path: Path) -> None:
+def _write_lines(trace: Trace, file: DiskFile) -> None:
     encode = msgspec.json.Encoder().encode
-    with path.open("wb") as file:
-        file.writelines(encode(line) + b"\n" for line in (trace.header, *trace.records))
+    file.write(encode(trace.header) + b"\n")
+    for first in range(0, len(trace.records), LINES_AT_ONCE):
+        records = trace.records[first : first + LINES_AT_ONCE]
+        file.write(b"".join([encode(record) + b"\n" for record in records]))

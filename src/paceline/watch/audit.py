@@ -4,9 +4,12 @@
 Every event of the trace goes through a fresh `Decider`, and its decisions are turned into records
 again; the first record that differs is reported. So a trace that passes has exactly one fate for
 each gradient, one set of contributors with their weights for each update, and no decision that its
-rule would not make. If the run was interrupted and restored, each part is replayed separately.
-`batch_audit` checks that every batch was used once.
+rule would not make. If the run was interrupted and restored, each part is replayed separately, and
+so are the parts before and after a gap. `gaps` says which records are missing, and `batch_audit`
+checks that every batch was used once.
 """
+
+from copy import deepcopy
 
 import msgspec
 
@@ -18,7 +21,9 @@ from paceline.core.policy_import import Folders
 from paceline.errors import PacelineError, SpecError, TraceError
 from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import (
+    Awaited,
     Ended,
+    Gap,
     Gradient,
     Header,
     Left,
@@ -42,28 +47,42 @@ def audit(trace: Trace, name: str = "trace", folders: Folders = ("",)) -> None:
 
     The module of a user's own rule is searched in these folders.
     """
+    if trace.changed_before:
+        raise TraceError(
+            f"{name}:{trace.changed_before}: lines before this one were changed or removed"
+        )
     if not trace.records and not trace.is_growing:
         raise TraceError(f"{name} has a header but no records")
-    replay = _Replay(
-        trace.header, _decider(trace.header, f"{name}:1 (the header)", NOTHING, folders)
-    )
+    header = trace.header
+    decider = _decider(header, f"{name}:1 (the header)", NOTHING, folders)
+    replay: _Replay | None = _Replay(header, decider)
     batches = BatchAudit()
+    version, now = 0, 0.0
     for line, record in enumerate(trace.records, start=2):
         place = f"{name}:{line}"
         batches.check(record, place)
-        if isinstance(record, Skipped):
+        if isinstance(record, Skipped | Awaited):
             continue
+        if isinstance(record, Restored | Gap) and record.t < now:
+            raise TraceError(f"{place}: time must not go backwards, got {record.t}")
         if isinstance(record, Restored):
-            if record.t < replay.decider.ledger.now:
-                raise TraceError(f"{place}: time must not go backwards, got {record.t}")
+            if record.version > version:
+                raise TraceError(
+                    f"{place}: the run continues from version {record.version}, but the lines "
+                    f"before it end at version {version}"
+                )
             # The last decisions of the killed server may be missing.
-            replay = _Replay(
-                record.header, _decider(record.header, place, record.origin(), folders)
-            )
+            header = record.header
+            replay = _Replay(header, _decider(header, place, record.origin(), folders))
             replay.decider.ledger.now = record.t
-        else:
+        elif isinstance(record, Gap):
+            decider = _decider(header, place, NOTHING, folders)
+            replay = _after_gap(record, header, decider, place)
+        elif replay is not None:
             replay.check(record, place, line)
-    if replay.expected and not trace.is_growing:
+        version = _version_after(record, version)
+        now = max(now, record.t)
+    if replay is not None and replay.expected and not trace.is_growing:
         raise TraceError(
             f"{name}: ends before the record {_kind(replay.expected[0])!r} that its rule gives"
         )
@@ -74,6 +93,32 @@ def _decider(header: Header, place: str, origin: Origin, folders: Folders) -> De
         return Decider(parse_policy(header.policy, folders), header.spec(), origin)
     except SpecError as error:
         raise TraceError(f"{place}: {error}") from None
+
+
+def _version_after(record: Record, version: int) -> int:
+    """Return the newest version after this record."""
+    match record:
+        case Update():
+            return record.update
+        case Restored() | Gap():
+            return record.version
+        case _:
+            return version
+
+
+def _after_gap(gap: Gap, header: Header, decider: Decider, place: str) -> "_Replay | None":
+    """Return a replay from the state that a gap gives; None: it doesn't give the whole state."""
+    ledger, policy = gap.ledger, decider.policy
+    if ledger is None:  # a restoration follows
+        return None
+    if ledger.memory is None and policy.fresh_memory(ledger.spec) is not None:
+        return None  # a user's own rule whose memory isn't in the trace
+    decider.ledger = deepcopy(ledger)  # replaying changes it
+    try:
+        decider.ledger.memory = policy.recall(ledger.spec, ledger.memory)
+    except SpecError as error:
+        raise TraceError(f"{place}: {error}") from None
+    return _Replay(header, decider)
 
 
 class _Replay:
@@ -130,9 +175,12 @@ def _end(time: float, action: Finish) -> Ended:
 def _check_end(record: Ended, expected: Ended | None, decider: Decider, place: str) -> None:
     """Raise `TraceError` if the run didn't end like this; a stalled run has only its version."""
     if expected is None:
-        sound = record.version == decider.ledger.version and record.t >= decider.ledger.now
+        is_known = not decider.ledger.finished  # otherwise the decision is in a gap
+        sound = record.version == decider.ledger.version
+        sound = sound and (record.t >= decider.ledger.now or not is_known)
     else:
-        sound = record == msgspec.structs.replace(expected, reason=record.reason, data=record.data)
+        shown = {name: getattr(record, name) for name in ("reason", "data", "checksum")}
+        sound = record == msgspec.structs.replace(expected, **shown)
     if not sound:
         raise TraceError(f"{place}: {_difference(record, expected)}")
 
@@ -190,5 +238,5 @@ def _measured(record: Record) -> Measured | None:
 def _decided(record: Record) -> Record:
     """Return the record without what no policy can know."""
     if isinstance(record, Update):
-        return msgspec.structs.replace(record, sq_norm=None, apply_s=0, scalars={})
+        return msgspec.structs.replace(record, sq_norm=None, apply_s=0, scalars={}, skipped=False)
     return record

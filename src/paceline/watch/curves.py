@@ -13,7 +13,7 @@ from paceline.core.events import Fate
 from paceline.errors import SpecError
 from paceline.spec import parse_number
 from paceline.trace.schema import Gradient, Trace, Update
-from paceline.watch.summary import start_time, without_lost
+from paceline.watch.segments import start_time, without_lost
 
 __all__ = ["Point", "Target", "curve", "final", "logged", "smoothed"]
 

@@ -10,8 +10,9 @@ from typing import Literal
 import msgspec
 
 from paceline.trace.schema import Trace
+from paceline.watch.segments import kept_updates, split
 from paceline.watch.slowness import Pace, find_slow, measure_paces
-from paceline.watch.summary import Summary, end_reason, kept_updates, split, summarize
+from paceline.watch.summary import Summary, end_reason, summarize
 from paceline.watch.waiting import DEADLINE, waited_for
 
 __all__ = ["RunFacts", "SlowWorker", "WorkerPace", "gather_facts"]
@@ -43,7 +44,7 @@ class RunFacts(msgspec.Struct, frozen=True):
 
     source: Literal["sim", "run"]
     ended: str  # how: "finished", "stopped", "still running", or why the run failed
-    summary: Summary | None  # None: the run made no update
+    summary: Summary | None  # None: the run made no update, or a gap hides them all
     logged: dict[str, float | None]  # the last value of each name; None: not finite
     workers: list[WorkerPace]
     deadline_s: float  # time that ended with a deadline and not with a worker

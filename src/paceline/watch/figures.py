@@ -33,7 +33,8 @@ from paceline.watch.figure_style import (
     tint,
     whole_numbers,
 )
-from paceline.watch.summary import Summary, start_time, summarize
+from paceline.watch.segments import start_time, step_times
+from paceline.watch.summary import Summary, summarize
 from paceline.watch.words import plural
 
 if TYPE_CHECKING:
@@ -194,10 +195,10 @@ def draw_comparison(traces: list[Trace], path: Path) -> "Figure":
     left, right = bottom.subplots(1, 2, sharey=True)
     for trace, summary in zip(traces, summaries, strict=True):
         answers = [g.t - g.asked_at for g in trace.gradients() if g.fate is not Fate.CANCELLED]
-        steps = np.diff([start_time(trace), *(u.t for u in trace.updates())])
+        steps = [step.lasted_s for step in step_times(trace, start_time(trace))]
         style = line_style(summary.policy)
         _draw_survival(left, np.array(answers), label=summary.policy, **style)
-        _draw_survival(right, steps, label=summary.policy, **style)
+        _draw_survival(right, np.array(steps), label=summary.policy, **style)
     _describe_survival(
         left, "How long a gradient takes", "from request to arrival (s)", "share taking longer"
     )
@@ -219,7 +220,8 @@ def _draw_use_of_time(figure: "FigureBase", summaries: list[Summary]) -> None:
     }
     draw_stacked_bars(axes, [summary.policy for summary in summaries], parts)
     for row, summary in enumerate(summaries):
-        note = f"{summary.updates_per_s:.3g} updates/s, staleness {summary.staleness_mean:.2g}"
+        rate = "?" if summary.updates_per_s is None else f"{summary.updates_per_s:.3g}"
+        note = f"{rate} updates/s, staleness {summary.staleness_mean:.2g}"
         axes.text(1.01, row, note, va="center", fontsize="small", color=GREY)
     describe_bars(axes, "What the workers did with their time", "share of the workers' time (%)")
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")

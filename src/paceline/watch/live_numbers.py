@@ -16,7 +16,9 @@ from paceline.core.events import Fate
 from paceline.trace.reader import TraceReader
 from paceline.trace.schema import (
     EPOCH_SAMPLES,
+    Awaited,
     Ended,
+    Gap,
     Gradient,
     Header,
     Joined,
@@ -78,6 +80,8 @@ class Moment:
     lost: int  # updates, with such a server
     ended: str  # how; empty: it hasn't
     silent_s: float  # since the trace last grew
+    waiting_s: dict[int, float] = field(default_factory=dict)
+    """How long the run has been waiting for each of these workers, if longer than usual."""
 
     @property
     def dropped_share(self) -> float:
@@ -115,6 +119,8 @@ class _State:
     ended: str = ""
     here: dict[int, deque[tuple[float, bool]]] = field(default_factory=dict)
     """For each worker in the run: how long recent gradients took, and if they were cancelled."""
+    waiting: dict[int, float] = field(default_factory=dict)
+    """Workers that the run is waiting for, and when each was asked."""
     fresh: set[int] = field(default_factory=set)  # workers in the run that have no gradient yet
     staleness: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STALENESS))
     scalars: dict[str, float | None] = field(default_factory=dict)
@@ -171,6 +177,7 @@ class Live:
             lost=state.lost,
             ended=state.ended,
             silent_s=silent_s,
+            waiting_s={w: state.time + silent_s - at for w, at in state.waiting.items()},
         )
 
 
@@ -187,6 +194,9 @@ def _add(state: _State, record: Record) -> None:
         case Left():
             state.here.pop(record.worker, None)
             state.fresh.discard(record.worker)
+            state.waiting.pop(record.worker, None)
+        case Awaited():
+            state.waiting[record.worker] = record.asked_at
         case Paused():
             state.paused = record.reason
         case Resumed():
@@ -194,25 +204,46 @@ def _add(state: _State, record: Record) -> None:
             state.marks.clear()
             state.marks.append(_Mark(record.t, state.made, state.samples))
         case Restored():
-            if record.resumed:
-                state.paused = "waiting for workers"
-            else:
-                state.restorations += 1
-                state.lost += max(0, state.version - record.version)
-                state.paused = "server restarted; waiting for workers"
-            state.version, state.samples, state.accepted = record.version, record.samples, 0
-            state.header = record.header
-            state.ended = ""
-            state.here.clear()
-            state.fresh.clear()
+            _restore(state, record)
+        case Gap():
+            _continue_after(state, record)
         case Ended():
             state.ended = record.reason
         case _:
             pass
 
 
+def _restore(state: _State, record: Restored) -> None:
+    """Continue from a checkpoint."""
+    if record.resumed:
+        state.paused = "waiting for workers"
+    else:
+        state.restorations += 1
+        state.lost += max(0, state.version - record.version)
+        state.paused = "server restarted; waiting for workers"
+    state.version, state.samples, state.accepted = record.version, record.samples, 0
+    state.header = record.header
+    state.ended = ""
+    state.scalars.clear()  # logged at versions that may be lost
+    state.here.clear()
+    state.fresh.clear()
+    state.waiting.clear()
+
+
+def _continue_after(state: _State, gap: Gap) -> None:
+    """Continue from the state recorded at the end of a gap."""
+    state.version, state.samples, state.accepted = gap.version, gap.samples, 0
+    state.here = {worker: state.here.get(worker, deque(maxlen=RECENT)) for worker in gap.members}
+    if gap.ledger is not None:
+        state.paused = "waiting for workers" if gap.ledger.paused else ""
+    state.marks.clear()
+    state.marks.append(_Mark(gap.t, state.made, state.samples))
+    state.waiting.clear()
+
+
 def _add_gradient(state: _State, record: Gradient) -> None:
     state.gradients += 1
+    state.waiting.pop(record.worker, None)
     state.dropped += record.fate in DROPPED
     state.non_finite += record.fate is Fate.NON_FINITE
     if record.fate is Fate.ACCEPTED:
@@ -226,6 +257,7 @@ def _add_gradient(state: _State, record: Gradient) -> None:
 
 def _add_update(state: _State, record: Update) -> None:
     state.version = record.update
+    state.waiting.clear()
     state.made += 1
     state.made_at = record.t
     state.samples, state.accepted = state.samples + state.accepted, 0

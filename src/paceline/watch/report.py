@@ -11,19 +11,12 @@ from statistics import median_low
 
 from paceline.core.events import Fate
 from paceline.trace.schema import Header, Trace
-from paceline.watch.narrative import NAMED, WORTH_MENTIONING, departures, narrate
+from paceline.watch.gaps import missing_parts
+from paceline.watch.narrative import NAMED, WORTH_MENTIONING, departures, gap_lines, narrate
+from paceline.watch.segments import kept_updates, split, start_time
 from paceline.watch.slowness import Pace, Slowness, Timing, find_slow, measure_paces
-from paceline.watch.summary import (
-    RUNNING,
-    Summary,
-    end_reason,
-    kept_updates,
-    outcomes,
-    split,
-    start_time,
-    summarize,
-)
-from paceline.watch.waiting import DEADLINE, waited_for, waits
+from paceline.watch.summary import RUNNING, Summary, end_reason, outcomes, summarize
+from paceline.watch.waiting import DEADLINE, unanswered, waited_for, waits
 from paceline.watch.words import human_seconds, named_workers, percent, plural
 
 __all__ = ["report"]
@@ -47,8 +40,9 @@ class _Findings:
 def report(trace: Trace) -> list[str]:
     """Return the lines of the report."""
     segments, start = split(trace), start_time(trace)
+    hung = _unanswered(trace, start)
     if not kept_updates(segments):
-        return [_without_updates(end_reason(trace)), *departures(segments, start)]
+        return [*_without_updates(trace), *departures(segments, start), *hung]
     summary, waited, paces = summarize(trace), waited_for(trace), measure_paces(trace)
     findings = _Findings(segments[-1].header, summary, waited, paces)
     return [
@@ -57,16 +51,22 @@ def report(trace: Trace) -> list[str]:
         "",
         *_table(findings),
         "",
-        *_slowness(find_slow(paces)),
+        *hung,
+        *_slowness(find_slow(paces), is_any_hung=bool(hung)),
         *_waiting(findings),
         *_shares({w.worker: w.samples for w in summary.by_worker}),
     ]
 
 
-def _without_updates(reason: str) -> str:
-    if reason == RUNNING:
-        return f"The run is {RUNNING} and has made no updates yet."
-    return f"The run made no updates ({reason})."
+def _without_updates(trace: Trace) -> list[str]:
+    reason, missing = end_reason(trace), missing_parts(trace)
+    if any(part.updates for part in missing):
+        first = f"The trace has none of the run's updates ({reason})."
+    elif reason == RUNNING:
+        first = f"The run is {RUNNING} and has made no updates yet."
+    else:
+        first = f"The run made no updates ({reason})."
+    return [first, *gap_lines(missing)]
 
 
 # ------------------------------------------------------------------------------------- the table
@@ -127,7 +127,21 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 # ------------------------------------------------------------------------------------ slow workers
 
 
-def _slowness(slow: Slowness) -> list[str]:
+def _unanswered(trace: Trace, start: float) -> list[str]:
+    """Name workers that hung: the run waited for their gradients, which never came."""
+    found = unanswered(trace)
+    lines = [
+        f"Worker {one.worker} hung: it was asked for a gradient at "
+        f"{human_seconds(one.asked_at - start)} and still had not sent it "
+        f"{human_seconds(one.waited_s)} later."
+        for one in found[:NAMED]
+    ]
+    if len(found) > NAMED:
+        lines.append(f"{plural(len(found) - NAMED, 'more gradient')} never arrived.")
+    return lines
+
+
+def _slowness(slow: Slowness, *, is_any_hung: bool) -> list[str]:
     if not slow.judged:
         return ["Too few gradients to tell which workers were slow."]
     lines = [_always(pace, others_s) for pace, others_s in slow.always[:NAMED]]
@@ -148,7 +162,7 @@ def _slowness(slow: Slowness) -> list[str]:
         f"{human_seconds(pace.typical_s)}, at {human_seconds(timing.t)}."
         for pace, timing in slow.once[:NAMED]
     ]
-    if lines:
+    if lines or is_any_hung:
         return lines
     if slow.cancelled:
         was = "was" if slow.cancelled == 1 else "were"

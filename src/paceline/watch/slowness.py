@@ -18,7 +18,7 @@ from statistics import median, median_low
 
 from paceline.core.events import Fate
 from paceline.trace.schema import Gradient, Joined, Trace
-from paceline.watch.summary import start_time
+from paceline.watch.segments import start_time
 
 __all__ = ["Pace", "Slowness", "Timing", "find_slow", "measure_paces"]
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Summarize a trace in numbers: speed, staleness, waste, and a summary of each worker.
 
-A trace is split into segments, one for each server process. Updates that were lost with a server
-are counted separately, and the work that went into them is waste.
+Updates that were lost with a server are counted separately, and the work that went into them is
+waste. What a gap hides is left out of all numbers, and listed.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -16,34 +17,37 @@ from paceline.core.events import Fate
 from paceline.errors import TraceError
 from paceline.trace.schema import (
     Ended,
+    Gap,
     Gradient,
-    Header,
     Joined,
     Left,
     Paused,
-    Record,
     Restored,
-    Resumed,
     Trace,
     Update,
+)
+from paceline.watch.gaps import MissingPart, missing_parts
+from paceline.watch.segments import (
+    Segment,
+    TimedUpdate,
+    kept_updates,
+    split,
+    start_time,
+    step_times,
+    without_lost,
 )
 
 __all__ = [
     "BREAKS_OFF",
     "RUNNING",
     "Restoration",
-    "Segment",
     "Spread",
     "Summary",
     "WorkerSummary",
     "end_reason",
-    "kept_updates",
     "outcomes",
     "restorations",
-    "split",
-    "start_time",
     "summarize",
-    "without_lost",
 ]
 
 BREAKS_OFF = "the trace breaks off"  # end reason of a trace without an end
@@ -95,10 +99,10 @@ class Summary(msgspec.Struct, frozen=True):
 
     policy: str  # the last one; resuming a run may change it
     workers: int
-    updates: int  # that were kept
-    updates_per_s: float
+    updates: int  # that were kept, and that the trace has
+    updates_per_s: float | None  # None: gaps of the trace hide how long they took
     seconds: float  # from the beginning of the run to its last update, kept or lost
-    step_s: Spread  # between updates
+    step_s: Spread | None  # between updates; None: gaps of the trace hide all of it
     contributions: float  # to an update, on average
     staleness_mean: float  # of accepted gradients
     staleness: dict[int, int]  # number of accepted gradients by staleness
@@ -114,29 +118,9 @@ class Summary(msgspec.Struct, frozen=True):
     pauses: int
     ended: str
     lost_updates: int
+    skipped_updates: int  # of those that were kept: the optimizer did not step
     restorations: list[Restoration]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The records of one server process."""
-
-    header: Header  # of this segment; resuming a run may change it
-    records: list[Record]
-    kept: float  # updates beyond this version were lost; inf: none was
-    end: float  # time of its last update; of its beginning if it made none
-
-    def is_lost(self, gradient: Gradient) -> bool:
-        """Return whether it was accepted for an update that was lost or never made."""
-        if self.kept == inf or gradient.fate is not Fate.ACCEPTED:
-            return False
-        return gradient.version + gradient.staleness + 1 > self.kept
-
-    def is_wasted(self, gradient: Gradient) -> bool:
-        """Return whether its computation was wasted; work under way at the end isn't waste."""
-        if gradient.fate is Fate.ACCEPTED:
-            return self.is_lost(gradient)
-        return gradient.t < self.end
+    missing: list[MissingPart]  # the gaps of the trace
 
 
 def outcomes(summary: Summary | WorkerSummary) -> Counter[str]:
@@ -146,49 +130,6 @@ def outcomes(summary: Summary | WorkerSummary) -> Counter[str]:
     return fates - Counter(accepted=lost) + Counter(lost=lost)
 
 
-def split(trace: Trace) -> list[Segment]:
-    """Split a trace into segments; each `Restored` begins a new one."""
-    begins = [i for i, record in enumerate(trace.records) if type(record) is Restored]
-    segments: list[Segment] = []
-    kept, stop = inf, len(trace.records)
-    for begin in reversed([0, *begins]):
-        records = trace.records[begin:stop]
-        begin_s = records[0].t if records else 0.0
-        end = max((r.t for r in records if type(r) is Update), default=begin_s)
-        # Gradients accepted for an update that was not made before the end are lost.
-        kept = min([kept, *(r.version for r in records if type(r) is Ended)])
-        first = records[0] if records else None
-        if isinstance(first, Restored):
-            segments.append(Segment(first.header, records, kept, end))
-            kept = min(kept, first.version)
-        else:
-            segments.append(Segment(trace.header, records, kept, end))
-        stop = begin
-    return segments[::-1]
-
-
-def kept_updates(segments: list[Segment]) -> list[Update]:
-    """Return the updates that were not lost, in order."""
-    return [
-        record
-        for segment in segments
-        for record in segment.records
-        if type(record) is Update and record.update <= segment.kept
-    ]
-
-
-def without_lost(trace: Trace) -> Trace:
-    """Return the trace without lost updates and the gradients in them."""
-    records = [
-        record
-        for segment in split(trace)
-        for record in segment.records
-        if not (isinstance(record, Update) and record.update > segment.kept)
-        and not (isinstance(record, Gradient) and segment.is_lost(record))
-    ]
-    return Trace(trace.header, records)
-
-
 def restorations(trace: Trace) -> list[Restoration]:
     """Return each restoration, and how many updates it lost."""
     found: list[Restoration] = []
@@ -196,6 +137,8 @@ def restorations(trace: Trace) -> list[Restoration]:
     for record in trace.records:
         if isinstance(record, Update):
             version = record.update
+        elif isinstance(record, Gap):
+            version = record.version
         elif isinstance(record, Restored):
             lost = max(0, version - record.version)
             found.append(Restoration(record.t, record.version, lost, record.down_s, record.resumed))
@@ -212,16 +155,15 @@ def end_reason(trace: Trace) -> str:
 
 
 def summarize(trace: Trace) -> Summary:
-    """Summarize a run; raise `TraceError` if it made no update."""
+    """Summarize a run; raise `TraceError` if its trace has no update that was kept."""
     segments = split(trace)
     updates = kept_updates(segments)
     if not updates:
-        raise TraceError("the run made no update, so there is nothing to summarize")
+        raise TraceError("the trace has no update that was kept, so there is nothing to summarize")
     gradients = list(trace.gradients())
     accepted = [g for g in without_lost(trace).gradients() if g.fate is Fate.ACCEPTED]
     wasted = [g for s in segments for g in s.records if type(g) is Gradient and s.is_wasted(g)]
-    times = [start_time(trace), *(u.t for u in trace.updates())]
-    seconds = times[-1] - times[0]
+    steps = step_times(trace, start_time(trace))
     by_worker = _by_worker(segments)
     lost_s = sum(w.lost_s for w in by_worker)
     computed_s = sum(g.compute_s for g in gradients) + lost_s
@@ -231,17 +173,17 @@ def summarize(trace: Trace) -> Summary:
         policy=segments[-1].header.policy,
         workers=segments[-1].header.workers,
         updates=len(updates),
-        updates_per_s=len(updates) / seconds if seconds else inf,
-        seconds=seconds,
-        step_s=Spread.of(np.diff(times).tolist()),
+        updates_per_s=_rate(steps),
+        seconds=max(update.t for update in trace.updates()) - start_time(trace),
+        step_s=Spread.of([step.lasted_s for step in steps]) if steps else None,
         contributions=float(np.mean([len(u.contributors) for u in updates])),
-        staleness_mean=float(np.mean([g.staleness for g in accepted])),
+        staleness_mean=_mean([g.staleness for g in accepted]),
         staleness=dict(sorted(Counter(g.staleness for g in accepted).items())),
         fates=dict(Counter(g.fate for g in gradients)),
         lost_gradients=sum(w.lost_gradients for w in by_worker),
         samples=sum(w.samples for w in by_worker),
         acceptance=_acceptance(gradients, wasted),
-        idle_share=float(np.mean([w.idle_share for w in by_worker])),
+        idle_share=_mean([w.idle_share for w in by_worker]),
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
         sent_bytes_per_update=_bytes(gradients) / len(updates),
         vain_bytes_per_update=_bytes(wasted) / len(updates),
@@ -249,13 +191,23 @@ def summarize(trace: Trace) -> Summary:
         pauses=sum(isinstance(r, Paused) for r in trace.records),
         ended=end_reason(trace),
         lost_updates=sum(r.lost for r in restored),
+        skipped_updates=sum(u.skipped for u in updates),
         restorations=restored,
+        missing=missing_parts(trace),
     )
 
 
-def start_time(trace: Trace) -> float:
-    """Return when the run began, which is some time after its server started."""
-    return next((r.t for r in trace.records if isinstance(r, Resumed)), 0.0)
+def _rate(steps: list[TimedUpdate]) -> float | None:
+    """Return how many updates per second were made and kept; None: not known."""
+    kept, seconds = sum(step.is_kept for step in steps), sum(step.lasted_s for step in steps)
+    if not kept:
+        return None
+    return kept / seconds if seconds else inf
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; 0 if a gap hides all values."""
+    return float(np.mean(values)) if values else 0.0
 
 
 def _bytes(gradients: list[Gradient]) -> float:
@@ -295,6 +247,8 @@ def _add_segment(segment: Segment, totals: dict[int, _WorkerTotals]) -> None:
         match record:
             case Joined():
                 since[record.worker] = min(record.t, end)
+            case Gap():
+                since = {worker: min(record.t, end) for worker in record.members}
             case Left() if record.worker in since:
                 own = totals[record.worker]
                 own.here_s += min(record.t, end) - since.pop(record.worker)
@@ -305,7 +259,8 @@ def _add_segment(segment: Segment, totals: dict[int, _WorkerTotals]) -> None:
             case Gradient():
                 own = totals[record.worker]
                 own.gradients.append(record)
-                own.busy_s += min(record.t, end) - min(record.asked_at, end)
+                begin = max(record.asked_at, since.get(record.worker, record.asked_at))
+                own.busy_s += min(record.t, end) - min(begin, end)
                 if segment.is_wasted(record):
                     own.wasted.append(record)
             case _:

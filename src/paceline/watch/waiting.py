@@ -12,15 +12,21 @@ definition works for every policy:
     ssp                          only when a worker is too far ahead; the one that releases it pays
     batchsync, softsync, async   never: a worker gets a new turn as soon as it has reported
 
-Pauses, the time without a server, and the time after a server's last update don't count.
+Pauses, the time without a server, gaps in the trace, and the time after a server's last update
+don't count.
+
+A worker that hangs never reports. If the run waited for it, the trace has `Awaited` records.
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 from math import inf
 
 from paceline.core.events import Fate
 from paceline.core.policies import Async, BatchSync, SoftSync, Ssp
 from paceline.trace.schema import (
+    Awaited,
+    Gap,
     Gradient,
     Left,
     Paused,
@@ -31,9 +37,9 @@ from paceline.trace.schema import (
     Trace,
     Update,
 )
-from paceline.watch.summary import split
+from paceline.watch.segments import Segment, split
 
-__all__ = ["DEADLINE", "waited_for", "waits"]
+__all__ = ["DEADLINE", "Unanswered", "unanswered", "waited_for", "waits"]
 
 DEADLINE = -1
 """Stands in for a worker where an interval was ended by a deadline and not by a report."""
@@ -50,26 +56,83 @@ def waited_for(trace: Trace) -> dict[int, float]:
     """Return the seconds charged to each worker, and to `DEADLINE`; the largest first."""
     account = _WaitingTime(trace.header.policy)
     for segment in split(trace):
-        released = _released(segment.records)
+        released = _released(segment)
         for record, until in zip(segment.records, released, strict=True):
             if record.t <= segment.end:
                 account.add(record, until)
     return dict(sorted(account.charged.items(), key=lambda item: (-item[1], item[0])))
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A request for a gradient that a worker never answered, although the run waited for it."""
+
+    worker: int
+    asked_at: float
+    waited_s: float  # until it left; otherwise until the last record that says so
+
+
+def unanswered(trace: Trace) -> list[Unanswered]:
+    """Return the requests that were never answered although the run waited for the answer.
+
+    Whether a request was answered isn't known if the server was killed first, or a gap may hide
+    the answer; such a request is left out.
+    """
+    found: list[Unanswered] = []
+    until: dict[tuple[int, float], float] = {}  # by worker and time of the request
+    for record in trace.records:
+        match record:
+            case Awaited():
+                until[record.worker, record.asked_at] = record.t
+            case Gradient():
+                until.pop((record.worker, record.asked_at), None)
+            case Left() if record.working_since is not None:
+                asked_at = record.working_since
+                if until.pop((record.worker, asked_at), None) is not None:
+                    found.append(Unanswered(record.worker, asked_at, record.t - asked_at))
+            case Restored():
+                until.clear()
+            case Gap():
+                still_open = _requests(record)
+                until = {request: record.t for request in until if request in still_open}
+            case _:
+                pass
+    return found + [Unanswered(worker, asked, t - asked) for (worker, asked), t in until.items()]
+
+
+def _requests(gap: Gap) -> set[tuple[int, float]]:
+    """Return the requests that were open at the end of a gap."""
+    members = {} if gap.ledger is None else gap.ledger.members
+    return {(w, member.asked_at) for w, member in members.items() if member.work is not None}
+
+
 def _name(policy: str) -> str:
     return policy.partition(":")[0]
 
 
-def _released(records: list[Record]) -> list[float]:
-    """Return when each reporting worker got a new turn or left; inf: never; -inf: not a report."""
+def _has_barrier(policy: str) -> bool:
+    """Return whether waiting workers wait for the next update."""
+    return _name(policy) != Ssp.name
+
+
+def _released(segment: Segment) -> list[float]:
+    """Return when each reporting worker got a new turn or left; inf: never; -inf: not a report.
+
+    If the segment doesn't say so, because the worker hung or the trace ends, the next update
+    released it.
+    """
     asked: dict[int, float] = {}
+    updated_at = inf
     released: list[float] = []
-    for record in reversed(records):
+    for record in reversed(segment.records):
         until = -inf
         match record:
+            case Update() if _has_barrier(segment.header.policy):
+                updated_at = record.t
             case Gradient() if record.fate is not Fate.DUPLICATE:
-                until = asked.get(record.worker, inf)
+                # A worker whose gradient was not accepted is asked for another one at once.
+                unknown = updated_at if record.fate is Fate.ACCEPTED else -inf
+                until = asked.get(record.worker, unknown)
                 asked[record.worker] = record.asked_at
             case Left():
                 since = record.working_since
@@ -116,7 +179,7 @@ class _WaitingTime:
                 self._cause = DEADLINE
             case Update():
                 self._version = record.update
-                if self._has_barrier():
+                if _has_barrier(self._policy):
                     self._charge(record.t)
             case Resumed():
                 self._is_running = True
@@ -126,22 +189,22 @@ class _WaitingTime:
             case Restored():
                 self._version = record.version
                 self._policy = record.header.policy
-                self._stop()
+                self._forget()
+            case Gap():
+                self._version = record.version
+                self._forget()
+                self._is_running = record.ledger is not None and not record.ledger.paused
             case _:
                 pass
 
     def _is_awaited(self, record: Gradient) -> bool:
         """Return whether it ends an interval, because it counts for the next update."""
-        if not self._has_barrier():
+        if not _has_barrier(self._policy):
             return False
         if record.fate is Fate.NON_FINITE:
             return record.version == self._version
         is_next = record.version + record.staleness == self._version
         return record.fate is Fate.ACCEPTED and is_next
-
-    def _has_barrier(self) -> bool:
-        """Return whether waiting workers wait for the next update."""
-        return _name(self._policy) != Ssp.name
 
     def _charge(self, now: float) -> None:
         """Charge the interval until now to the cause."""
@@ -149,6 +212,11 @@ class _WaitingTime:
             if now > self._since:
                 self.charged[self._cause] += now - self._since
             self._since = now
+
+    def _forget(self) -> None:
+        """Forget which workers wait: there is a new server, or nothing is known."""
+        self._stop()
+        self._until = -inf
 
     def _stop(self) -> None:
         self._since, self._is_running = None, False

@@ -3,7 +3,7 @@
 
 import pytest
 
-from paceline.run.launch.child import END_OF_FAILURE
+from paceline.run.launch.child import decode_failure, encode_failure
 
 
 def test_script_finds_the_usual_environment(fork, tmp_path):
@@ -46,7 +46,8 @@ def test_exit_code_and_failure_are_reported(fork, source, code, err, failure):
     printed = one.output()
     assert one.code() == code
     assert printed[1].decode() == err
-    text = printed[2].removesuffix(END_OF_FAILURE).decode()
+    text, error_code = decode_failure(printed[2]) if printed[2] else ("", 0)
+    assert error_code == (code if failure else 0)
     assert text.rstrip("\n").endswith(failure)
     assert bool(text) is bool(failure)
     assert "runpy" not in text
@@ -86,12 +87,14 @@ def test_our_own_error_is_one_line_that_names_the_calling_line(fork, tmp_path):
     beside = "import paceline\n\ndef go():\n    paceline.RunSpec(workers=0)\n"
     (tmp_path / "beside.py").write_text(beside, encoding="utf-8")
     _, _, failure = fork("import beside\nbeside.go()\n").output()
-    assert failure == b"beside.py:4: workers must be >= 1, got 0\n" + END_OF_FAILURE
+    assert failure == encode_failure("beside.py:4: workers must be >= 1, got 0\n", 2)
 
 
 def test_internal_error_keeps_its_traceback(fork):
     _, _, failure = fork("from paceline import errors\nraise errors.InternalError('oh')\n").output()
-    first, *_, last = failure.removesuffix(END_OF_FAILURE).decode().splitlines()
+    text, code = decode_failure(failure)
+    first, *_, last = text.splitlines()
+    assert code == 70
     assert first == "Traceback (most recent call last):"
     assert last == "paceline.errors.InternalError: oh"
 

@@ -19,9 +19,10 @@ from paceline.run.net.handshake import new_token
 
 SERVER = Identity("unix:@name", Path("/run/token"), Path("/run"), None)
 WORKER = Identity("unix:@name", Path("/run/token"), Path("/run"), 3)
+WITH_SOCKET = Identity("unix:@name", Path("/run/token"), Path("/run"), None, listening_fd=7)
 
 
-@pytest.mark.parametrize("who", [SERVER, WORKER])
+@pytest.mark.parametrize("who", [SERVER, WORKER, WITH_SOCKET])
 def test_identity_survives_the_environment(who):
     assert identity(variables(who)) == who
 

@@ -2,12 +2,12 @@
 """The fork server: it forks processes, reports their exits, and takes them with it."""
 
 import os
-import select
 import signal
 from pathlib import Path
 
 import pytest
 
+from descendants import wait_until_gone
 from forked import PATIENCE_S, ForkedScript
 from paceline.errors import PeerLost
 from paceline.run.launch.forkserver import ForkServer, describe_exit, modules_of
@@ -36,8 +36,9 @@ for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
     opened = one.output()[0].decode().splitlines()
     assert one.code() == 0
     assert opened[0] == "/dev/null"
-    assert [name.partition(":")[0] for name in opened[1:]] == ["pipe"] * 3
-    assert len(set(opened[1:])) == 3
+    own = ["pipe", "pipe", "/memfd", "pipe"]  # the memory is for its stack, if it hangs
+    assert [name.partition(":")[0] for name in opened[1:]] == own
+    assert len(set(opened[1:])) == 4
     (tmp_path / "go-on").touch()
     other.output()
     assert other.code() == 0
@@ -97,18 +98,6 @@ def test_killed_fork_server_ends_the_run_and_can_be_restarted(tmp_path, capsys):
         assert again.output()[0] == b"again\n"
         assert again.code() == 0
     assert pids_of_children() == before
-
-
-def wait_until_gone(pid):
-    """Wait until a process that was killed has exited."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    assert poll.poll(PATIENCE_S * 1000)
-    os.close(fd)
 
 
 def test_failed_import_is_reported(monkeypatch, capfd):

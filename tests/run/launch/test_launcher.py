@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from failures import LOOP, TRAINING, counts, troubled
-from paceline.run.launch import launcher
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Ended
 from paceline.watch.audit import audit
@@ -294,14 +293,6 @@ def test_failure_before_prepare_is_shown_once(call, script):
     assert (code, out) == (1, "")
     assert err.count("ValueError: out of luck\n") == 1
     assert err.splitlines()[-1] == "paceline  | server failed with exit code 1"
-
-
-def test_slow_start_is_explained_once(launch, monkeypatch):
-    monkeypatch.setattr(launcher, "SLOW_START_S", 0.0)
-    source = "if ROLE == 'server': time.sleep(0.7)\n"
-    ran = launch(troubled(source + QUIET), steps=3)
-    assert ran.code == 0
-    assert ran.err == "paceline  | the workers start when the server has reached run.prepare()\n"
 
 
 def test_server_killed_before_prepare_is_restarted_and_the_workers_start(launch):

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A full disk ends the trace, but the launcher still learns how the run goes and ends."""
+"""A run on a full disk: success means that the result is on the disk, and the trace has its end.
+
+The launcher learns how the run goes and ends even if nothing can be written.
+"""
 
 import pytest
+import torch
 
 from disk import small_disk
 from failures import HELPERS, TRAINING
+from paceline.cli.trace import check
+from paceline.errors import TraceError
 from paceline.run.launch.launcher import Launcher
 from paceline.run.launch.run_folder import finished_at
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
-from paceline.trace.schema import Ended
+from paceline.trace.schema import FINISHED, Ended, Gap
+from paceline.watch.audit import audit
 
 STEPS = 60  # more than fit into the last page of the trace
 
@@ -26,19 +33,22 @@ def fill_the_disk():
         except OSError:
             pass
 
+if WORKER == 0 and FULL_AT == 0:
+    fill_the_disk()
 run = paceline.join()
 model, optimizer = run.prepare(model, optimizer)
 while not run.finished:
-    if run.version == 3 and run.worker == 0:
-        wait_until(lambda: in_the_trace(type="update", update=3))
+    if run.version == FULL_AT > 0 and run.worker == 0:
+        wait_until(lambda: in_the_trace(type="update", update=FULL_AT))
         fill_the_disk()
-    END_EARLY
+    if run.version == FREE_AT and run.worker == 0:
+        (OUT / "filler").unlink()
+        wait_until(lambda: in_the_trace(type="gap"))
+    if run.version == END_AT:
+        break
     optimizer.zero_grad()
     loss_of(run.worker, run.version).backward()
     optimizer.step()
-if run.worker == 0:
-    time.sleep(1.0)  # the server writes its trace at least twice a second
-    (OUT / "filler").unlink()
 """
 )
 
@@ -53,25 +63,73 @@ def disk(tmp_path):
 def launch_on(disk, script, capsys, forkserver):
     """Run a script on the small disk; return the exit code and the launcher's messages."""
 
-    def run(source):
+    def run(full_at, free_at=-1, end_at=-1, every="0"):
+        source = SOURCE.replace("FULL_AT", str(full_at))
+        source = source.replace("FREE_AT", str(free_at)).replace("END_AT", str(end_at))
         told = {"script": str(script(source)), "arguments": (str(disk),)}
-        settings = Settings(spec=RunSpec(workers=2, steps=STEPS), checkpoint_every="0", **told)
+        settings = Settings(spec=RunSpec(workers=2, steps=STEPS), checkpoint_every=every, **told)
         code = Launcher(settings, disk, forkserver).run()
-        lines = capsys.readouterr().err.splitlines()
-        assert not any(isinstance(r, Ended) for r in read_trace(disk / "trace.jsonl").records)
-        return code, [line[12:] for line in lines if line.startswith("paceline  | ")]
+        shown = capsys.readouterr()
+        messages = [line[12:] for line in shown.err.splitlines() if line.startswith("paceline  | ")]
+        return code, messages, shown.out
 
     return run
 
 
-def test_end_is_known_without_a_trace(launch_on, disk):
-    code, _ = launch_on(SOURCE.replace("END_EARLY", ""))
+def ends(disk):
+    return [r.version for r in ended(disk)]
+
+
+def ended(disk):
+    """Return the records of the end."""
+    return [r for r in read_trace(disk / "trace.jsonl").records if isinstance(r, Ended)]
+
+
+def test_run_on_a_disk_that_stays_full_fails(launch_on, disk):
+    code, _, out = launch_on(full_at=3)
+    assert code == 1
+    assert finished_at(disk) is None
+    assert not (disk / "weights.pt").exists()
+    # What was written of the weights is removed, and then the end may fit on the disk.
+    assert FINISHED not in [record.reason for record in ended(disk)]
+    assert "cannot write the trace, records are lost: No space left on device" in out
+    assert "cannot write the weights: No space left on device" in out
+
+
+def test_run_on_a_disk_that_is_full_from_the_beginning_fails(launch_on, disk):
+    code, _, out = launch_on(full_at=0)
+    assert code == 1
+    assert finished_at(disk) is None
+    assert not (disk / "weights.pt").exists()
+    assert "cannot write the weights: No space left on device" in out
+
+
+@pytest.mark.parametrize("full_at", [0, 3])
+def test_run_succeeds_if_there_is_space_again_and_its_trace_says_what_is_missing(
+    launch_on, disk, full_at
+):
+    code, _, out = launch_on(full_at, free_at=50)
     assert code == 0
     assert finished_at(disk) == STEPS
+    assert torch.load(disk / "weights.pt")
+    assert ends(disk) == [STEPS]
+    assert "recording again; the trace lacks " in out
+    trace = read_trace(disk / "trace.jsonl")
+    audit(trace)
+    assert any(isinstance(record, Gap) for record in trace.records)
+    with pytest.raises(TraceError, match=f"are missing .* of {STEPS} updates"):
+        check(disk, as_json=False)
+
+
+def test_run_fails_if_only_its_end_cannot_be_saved(launch_on, disk):
+    code, _, out = launch_on(full_at=STEPS - 1, every="10")
+    assert code == 1
+    assert finished_at(disk) is None
+    assert "cannot write the weights: No space left on device" in out
+    assert f"cannot write the checkpoint of version {STEPS}: No space left on device" in out
 
 
 def test_early_end_is_known_without_a_trace(launch_on, disk):
-    code, messages = launch_on(SOURCE.replace("END_EARLY", "if run.version == 50: break"))
-    assert code == 0
-    assert messages[-1] == "the scripts ended at update 50 of 60, before the run reached its goal"
+    code, _, _ = launch_on(full_at=3, end_at=50)
+    assert code == 1
     assert finished_at(disk) is None

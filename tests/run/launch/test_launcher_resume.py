@@ -274,7 +274,7 @@ def test_checkpoint_of_another_model_is_refused(train, script, forkserver, capsy
     assert "the checkpoint is not of this script: it has 6 parameters" in capsys.readouterr().err
 
 
-def test_model_that_cannot_be_saved_does_not_fail_the_run(launch):
+def test_model_that_cannot_be_saved_fails_the_run_and_keeps_its_checkpoint(launch):
     ran = launch(
         """
 class Odd(nn.Linear):
@@ -294,7 +294,7 @@ while not run.finished:
 """,
         steps=3,
     )
-    assert ran.code == 0
+    assert ran.code == 1  # 0 would mean that the result is in weights.pt
     assert "cannot write the weights" in ran.out
     assert list(ran.folder.glob("weights*")) == []
     assert [file.stem for file in ran.folder.glob("checkpoints/*.ckpt")] == ["0000000003"]
@@ -321,3 +321,37 @@ def test_run_can_be_resumed_with_another_policy_and_more_steps(train):
     trace = read_trace(folder / "trace.jsonl")
     assert next(r for r in trace.records if isinstance(r, Restored)).header.policy == "async"
     assert updates(folder) == list(range(1, 13))
+
+
+PLAIN = """
+weight = nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([weight], lr=LR)
+run = paceline.join()
+optimizer = run.prepare(optimizer)
+while not run.finished:
+    optimizer.zero_grad()
+    (weight - 1).square().sum().backward()
+    optimizer.step()
+"""
+
+
+def test_learning_rate_that_was_changed_in_the_script_is_mentioned(
+    tmp_path, script, forkserver, capsys
+):
+    def printed(lr, steps):
+        settings = Settings(
+            spec=RunSpec(workers=1, steps=steps),
+            script=str(script(PLAIN.replace("LR", lr))),
+            arguments=(str(tmp_path),),
+        )
+        (tmp_path / "run").mkdir(exist_ok=True)
+        assert Launcher(settings, tmp_path / "run", forkserver).run() == 0
+        return capsys.readouterr().out
+
+    assert "the script has" not in printed("0.1", steps=2)
+    assert "the script has" not in printed("0.1", steps=4)
+    for steps in (6, 8):  # every time, because it is ignored every time
+        assert (
+            "the script has lr=0.05, but the run continues with lr=0.1 from its checkpoint; to "
+            "change it, set optimizer.param_groups[0]['lr'] after run.prepare()"
+        ) in printed("0.05", steps)

@@ -56,7 +56,7 @@ def test_run_needs_no_dev_shm(script, tmp_path):
     assert (tmp_path / "run" / "weights.pt").stat().st_size > 4_000_000  # that is 1.1 million
 
 
-def test_full_disk_costs_checkpoints_but_not_the_run(script, tmp_path):
+def test_full_disk_costs_checkpoints_and_the_run_fails_but_can_be_resumed(script, tmp_path):
     """There is space for one checkpoint of 650 kB and not for two."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -64,16 +64,19 @@ def test_full_disk_costs_checkpoints_but_not_the_run(script, tmp_path):
     ran = in_namespace(
         f"""
         mount -t tmpfs -o size=1m none {disk}
-        {new} {script} 8000
+        {new} {script} 8000 || echo exit code $?
         ls {disk}/run/checkpoints
         mount -o remount,size=9m {disk}
         {PACELINE} run --resume {disk}/run --steps 45
+        {PACELINE} trace check {disk}/run
         cp {disk}/run/trace.jsonl {tmp_path}
         """
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = ran.stdout
     assert "No space left on device; keeping that of version 10" in said
+    assert "exit code 1" in said
+    assert "trace.jsonl is consistent: run of sync, 2 workers, 45 updates" in said
     assert "0000000010.ckpt\n" in said
     assert "partial" not in said
     assert "at the end: 40" in said

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the launcher knows about its run, from the reports of a fake server."""
 
-import secrets
 import select
-from selectors import DefaultSelector
 
 import pytest
 
 from paceline.run.launch import monitor as monitor_module
-from paceline.run.launch.environment import Identity
 from paceline.run.launch.monitor import End, RunMonitor
+from paceline.run.launch.watch_channel import dialer
 from paceline.run.net.address import accept, listen
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
 from paceline.run.net.handshake import Challenger, new_token
@@ -72,21 +70,8 @@ class FakeServer:
 
 
 @pytest.fixture
-def selector():
-    with DefaultSelector() as selector:
-        yield selector
-
-
-@pytest.fixture
-def identity(tmp_path):
-    (tmp_path / "token").write_text(new_token())
-    address = f"unix:@paceline-test-{secrets.token_hex(8)}"
-    return Identity(address, tmp_path / "token", tmp_path, None)
-
-
-@pytest.fixture
 def monitor(identity, selector):
-    monitor = RunMonitor(identity, selector)
+    monitor = RunMonitor(dialer(identity, selector))
     monitor.on_server_start()
     yield monitor
     monitor.close()
@@ -117,7 +102,7 @@ def test_connection_asks_for_the_progress(monitor, start_server, selector):
     server = start_server()
     server.greet(monitor)
     assert monitor.retry_at is None
-    assert [key.data for key in selector.get_map().values()] == [monitor]
+    assert len(selector.get_map()) == 1
     assert server.receive() == Watch(1, waits=False)
     server.report(1, 3, accepted={0: 2, 1: 1}, here=(0,), left={1: 2})
     assert not monitor.is_serving
@@ -204,6 +189,24 @@ def test_server_with_another_token_is_ignored(monitor, start_server, identity):
     assert not monitor.was_served
 
 
+def test_server_is_asked_again_only_after_it_has_answered(monitor, start_server):
+    server = start_server()
+    server.greet(monitor)
+    monitor.ask()  # nothing was answered yet, so nothing is sent
+    server.report(1)
+    monitor.receive()
+    assert [server.receive() for _ in range(2)] == [Watch(1, waits=False), Watch(2, waits=True)]
+    monitor.ask()
+    monitor.ask()
+    assert server.receive() == Watch(3, waits=False)
+    before = monitor.heard_at
+    server.report(3, is_over=True, is_saving=True)
+    monitor.receive()
+    assert monitor.heard_at > before
+    assert monitor.is_saving
+    assert server.receive() == Watch(4, waits=True)
+
+
 def test_refresh_waits_for_the_answer(monitor, start_server):
     server = start_server()
     server.greet(monitor)
@@ -237,7 +240,11 @@ def test_unavailable_workers_are_reported(monitor, start_server):
     assert not monitor.report_unavailable({1: "it fails"})  # there is no connection
     server = start_server()
     server.greet(monitor)
-    assert monitor.report_unavailable({1: "it fails", 2: "its script ended"}, completed={2})
+    assert not monitor.report_unavailable({1: "it fails"})  # nobody knows whether it would arrive
     assert server.receive() == Watch(1, waits=False)
+    server.report(1)
+    monitor.receive()
+    assert monitor.report_unavailable({1: "it fails", 2: "its script ended"}, completed={2})
+    assert server.receive() == Watch(2, waits=True)
     assert server.receive() == WorkerUnavailable(1, "it fails")
     assert server.receive() == WorkerUnavailable(2, "its script ended", has_completed=True)

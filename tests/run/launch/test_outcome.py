@@ -10,9 +10,14 @@ import torch
 from failures import LOOP, TRAINING, counts, troubled
 from paceline import errors
 from paceline.cli.exit_codes import EVERY_CODE
-from paceline.run.launch.monitor import RunMonitor
+from paceline.run.launch.environment import Identity
+from paceline.run.launch.monitor import End, RunMonitor
+from paceline.run.launch.outcome import outcome
+from paceline.run.launch.processes import Child
 from paceline.run.launch.run_folder import finished_at
 from paceline.run.launch.stop_signals import STOP_SIGNALS
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
 from paceline.trace.schema import FINISHED, STOPPED, Restored
 
 STEPS = 8
@@ -34,6 +39,13 @@ def trouble(run):
     if run.version == 6:
         wait_until(lambda: in_the_trace(type="left", worker=LEAVERS[0]))
         time.sleep(0.5)  # the launcher looks at the trace a few times a second
+"""
+
+
+EARLY_FOR_ALL = """
+def trouble(run):
+    if run.version == 3:
+        sys.exit(0)
 """
 
 
@@ -66,12 +78,7 @@ def trouble(run):
     ],
 )
 def test_run_whose_scripts_end_early_says_that_the_goal_is_not_reached(launch, goal, where):
-    trouble = """
-def trouble(run):
-    if run.version == 3:
-        sys.exit(0)
-"""
-    ran = launch(troubled(trouble), **goal)
+    ran = launch(troubled(EARLY_FOR_ALL), **goal)
     assert ran.code == 0  # the scripts decided so
     assert messages(ran.err)[-1] == f"the scripts ended {where}"
     assert ran.trace.records[-1].reason == STOPPED
@@ -87,9 +94,9 @@ def trouble(run):
         wait_until(lambda: in_the_trace(type="stopped"))
 """
     ran = launch(troubled(trouble), steps=STEPS)
-    assert ran.code == 0
+    assert ran.code == 1  # nobody asked for fewer updates
     assert messages(ran.err) == [
-        "the run was stopped at update 3 of 8, before the run reached its goal"
+        "the server was stopped at update 3 of 8, before the run reached its goal"
     ]
 
 
@@ -224,13 +231,40 @@ def slow_launcher(monkeypatch):
         if not exits:
             self._disconnect()
 
-    def on_exit(self):
+    def on_exit(self, written):
         exits.append(True)
-        on_server_exit(self)
+        on_server_exit(self, written)
 
     monkeypatch.setattr(RunMonitor, "connect", connect_late)
     monkeypatch.setattr(RunMonitor, "on_server_exit", on_exit)
     monkeypatch.setattr(RunMonitor, "_on_progress", lose_connection)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "end"),
+    [(QUIET, (STEPS, FINISHED)), (EARLY_FOR_ALL, (3, STOPPED))],
+    ids=["goal", "scripts end"],
+)
+def test_end_that_the_launcher_never_heard_of_is_in_the_trace(launch, slow_launcher, trouble, end):
+    """It loses its connection after the first report."""
+    ran = launch(troubled(trouble), steps=STEPS)
+    assert ran.code == 0, ran.err
+    last = ran.trace.records[-1]
+    assert (last.version, last.reason) == end
+    assert finished_at(ran.folder) == (STEPS if last.reason == FINISHED else None)
+
+
+def test_killed_server_whose_last_word_was_a_failure_fails_the_run(tmp_path):
+    """It reports why it failed before it exits, and may be killed in between."""
+    monitor = RunMonitor(lambda: None)
+    monitor.was_served = True
+    identity = Identity("", tmp_path, tmp_path, None)
+    server, worker = Child("server", identity, 1, code=-9), Child("worker 0", identity, 1)
+    settings = Settings(spec=RunSpec(workers=1, steps=8))
+    monitor.end = End(3, "100 updates in a row could not be made")
+    assert outcome(settings, server, [worker], monitor).code == 1
+    monitor.end = End(8, FINISHED)
+    assert outcome(settings, server, [worker], monitor).code == 0
 
 
 def test_server_killed_before_the_launcher_heard_of_the_end_is_restarted_to_end_the_run(

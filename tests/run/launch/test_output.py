@@ -11,7 +11,7 @@ from typing import TextIO
 import pytest
 
 from paceline.run.launch.launcher import Launcher
-from paceline.run.launch.output import BAR_S, Output
+from paceline.run.launch.output import BAR_S, LINE_BYTES_MAX, Output
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 
@@ -191,6 +191,24 @@ def test_result_does_not_depend_on_how_output_is_split(printing, end):
     shown_of_pieces = [line for at in range(len(text)) for line in pieces(text[at : at + 1])]
     assert shown_of_pieces + pieces.end() == shown
     assert whole.saved() == pieces.saved() == ["a", "", "b", "c", "d", "e", "f", "", "g", "h"]
+
+
+def test_output_without_line_breaks_is_passed_on_in_linear_time(printing):
+    """It arrives in many pieces; looking at the whole line with each would take minutes."""
+    process = printing()
+    pieces = 1 << 15
+    shown = [line for _ in range(pieces) for line in process(b"x" * 1024)] + process.end()
+    assert "".join(shown) == "x" * 1024 * pieces
+    assert max(map(len, shown)) <= LINE_BYTES_MAX + 1024
+    assert process.saved() == shown
+
+
+def test_bar_without_line_breaks_is_still_a_bar(printing):
+    process = printing()
+    assert process(b"\r10%") == []
+    assert process(b" done") == []
+    assert process.at(LATER) == ["10% done"]
+    assert process.end() == []
 
 
 def test_launcher_shows_bars(script, tmp_path, forkserver):

@@ -166,7 +166,7 @@ signal.pause()
 def test_signal_to_a_process_that_is_not_running_is_ignored(group):
     child = group.start("")
     group.wait()
-    child.signal(signal.SIGTERM)
+    group.processes.signal(child, signal.SIGTERM)
 
 
 def test_process_without_pipes_is_not_started(group, monkeypatch):

@@ -272,3 +272,32 @@ def test_pauses_double_up_to_a_limit_and_progress_resets_them(monkeypatch):
     assert [backoff.next_pause_s(7) for _ in range(6)] == [4.0, 8.0, 16.0, 30.0, 30.0, None]
     assert backoff.next_pause_s(7) is None
     assert backoff.next_pause_s(8) == 4.0
+
+
+# ------------------------------------------------------------------------------------ the address
+
+STRANGER = """
+def try_to_take_the_address():
+    name = os.environ["PACELINE_ADDRESS"].replace("unix:@", chr(0))
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.bind(name)
+        except OSError:
+            return
+        tell("taken")
+
+def trouble(run):
+    if run.version == 3 and run.worker == 0 and not was_told("killed"):
+        tell("killed")
+        pid = server_pid()
+        os.kill(pid, signal.SIGKILL)
+        while not in_the_trace(type="restored"):
+            try_to_take_the_address()
+"""
+
+
+def test_address_cannot_be_taken_while_the_server_restarts(launch):
+    ran = launch(troubled(STRANGER), steps=STEPS, restart=True, checkpoint_every="1")
+    assert ran.code == 0, ran.err
+    assert not (ran.folder / "taken.word").exists()
+    assert len(messages_about("server", ran.err)) == 1

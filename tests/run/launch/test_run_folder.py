@@ -307,7 +307,7 @@ def test_only_newly_written_weights_are_named(stopped, call, tmp_path):
     weights = "Weights: run/weights.pt"
     path = tmp_path / "script.py"
     source = path.read_text()
-    path.write_text(source.replace("    optimizer.step()", "    raise ValueError('out of luck')"))
+    path.write_text("raise ValueError('out of luck')\n" + source)
     code, _, err = call("run", "--resume", "run")
     assert code == 1
     assert (stopped / "weights.pt").exists()
@@ -351,6 +351,14 @@ def test_unfinished_checkpoints_are_removed(tmp_path):
     (folder / "8.ckpt.partial").touch()
     write_run_files(tmp_path, Settings(spec=RunSpec(workers=1)))
     assert [file.name for file in folder.iterdir()] == ["7.ckpt"]
+
+
+def test_token_is_secret_even_if_an_older_one_was_not(tmp_path):
+    (tmp_path / "token").write_text("old")
+    (tmp_path / "token").chmod(0o644)
+    write_run_files(tmp_path, Settings(spec=RunSpec(workers=1)))
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "token").read_text() != "old"
 
 
 # ------------------------------------------------------------------------------ what is kept in it

@@ -4,11 +4,12 @@
 import os
 import secrets
 import socket
+import struct
 
 import pytest
 
 from paceline.errors import PeerLost, SpecError
-from paceline.run.net.address import accept, dial, listen
+from paceline.run.net.address import accept, bind, dial, listen, listen_on
 
 
 def new_address():
@@ -94,6 +95,39 @@ def test_address_in_use_is_refused_by_name():
     address = new_address()
     with listen(address), pytest.raises(SpecError, match=f"cannot listen at {address}: Address al"):
         listen(address)
+
+
+def peer_pid(client):
+    """Return the process that a client is connected to, as the OS sees it."""
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return struct.unpack("3i", credentials)[0]
+
+
+def test_bound_address_is_taken_but_nobody_listens():
+    address = new_address()
+    with bind(address):
+        with pytest.raises(SpecError, match=f"cannot listen at {address}: Address already in use"):
+            listen(address)
+        with pytest.raises(PeerLost, match=f"no server at {address}: Connection refused"):
+            dial(address)
+
+
+def test_processes_can_listen_with_the_same_socket_one_after_the_other():
+    address = new_address()
+    with bind(address) as sock:
+        first = os.fork()
+        if first == 0:
+            listen_on(sock)
+            os._exit(0)
+        os.waitpid(first, 0)
+        with dial(address) as early:
+            listen_on(sock)
+            assert not sock.getblocking()
+            with accept(sock) as server, dial(address) as late:
+                assert peer_pid(early) == first
+                assert peer_pid(late) == os.getpid()
+                server.sendall(b"x")
+                assert early.recv(10) == b"x"
 
 
 @pytest.mark.parametrize("prefix", ["unix:@", "unix:/"])

@@ -215,7 +215,7 @@ class FuzzedServer:
         while peers := self.listener.wait(0.0):
             for peer in peers:
                 self.server._receive(peer)
-            for peer, reason in self.server._roster.take_broken():
+            for peer, reason, _ in self.server._roster.take_broken():
                 self.server._lose(peer, reason)
             self.decider.check()
 

@@ -11,19 +11,21 @@ import torch
 import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import nn
 
-from paceline.errors import CheckpointError, SpecError
+from paceline.errors import CheckpointError, SpecError, TraceError
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
 from paceline.run.net.address import listen
 from paceline.run.net.handshake import new_token
 from paceline.run.script import ServerRun
-from paceline.run.server.assembly import serve_run
+from paceline.run.server.assembly import LocalHost, TrainedObjects, serve_run
+from paceline.run.server.checkpoint_file import saved_trace
 from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import FINISHED, Ended, Restored
 from paceline.watch.audit import audit
+from paceline.watch.gaps import check_complete, missing_parts
 from strangers import RawPeer
 
 
@@ -120,7 +122,12 @@ class RunOfOne:
         thread = Thread(target=self._work, args=(state.spec, updates, errors))
         thread.start()
         try:
-            failure = serve_run(self.identity, settings, state, [self.model], [], [])
+            failure = serve_run(
+                self.identity.run_dir,
+                settings,
+                TrainedObjects(state, [self.model]),
+                LocalHost(self.identity),
+            )
         finally:
             self.is_served = True
             thread.join()
@@ -174,7 +181,9 @@ def run(tmp_path):
 def test_new_run_is_served_and_its_weights_are_written(run, capsys):
     assert run.serve(steps=3) == ""
     assert len(list(run.trace.updates())) == 3
-    assert run.trace.records[-1] == Ended(run.trace.records[-1].t, 3, (), FINISHED)
+    end = run.trace.records[-1]
+    assert end == Ended(end.t, 3, (), FINISHED, checksum=end.checksum)
+    assert end.checksum is not None
     assert torch.equal(run.exported(), run.model.weight)
     assert "3 updates of 3 samples" in capsys.readouterr().out
 
@@ -209,10 +218,48 @@ def test_finished_run_that_is_served_again_writes_its_weights_again(run):
     assert torch.equal(run.exported(), expected)
 
 
-def test_weights_that_cannot_be_written_do_not_fail_the_run(run, capsys):
+def test_weights_that_cannot_be_written_fail_the_run(run, capsys):
     (run.folder / "weights.pt").mkdir()
-    assert run.serve(steps=1) == ""
-    assert "cannot write the weights: " in capsys.readouterr().out
+    why = "cannot write the weights: Is a directory"
+    assert run.serve(steps=1) == why
+    assert why in capsys.readouterr().out
+    assert run.trace.records[-1].reason == why
+    (run.folder / "weights.pt").rmdir()
+    assert run.serve(steps=1) == ""  # nothing is left to do but this
+    assert torch.equal(run.exported(), run.model.weight)
+    assert run.trace.records[-1].reason == FINISHED
+
+
+@pytest.mark.parametrize("damage", ["the end was lost", "a line was removed", "it is missing"])
+def test_trace_that_lacks_what_a_checkpoint_refers_to_gets_a_gap(run, capsys, damage):
+    run.serve(steps=5, updates=2)
+    path = run.folder / "trace.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = max(i for i, line in enumerate(lines) if b'"update"' in line)
+    if damage == "it is missing":
+        path.unlink()
+    else:
+        kept = lines[:last] if damage == "the end was lost" else lines[:2] + lines[3:last]
+        path.write_bytes(b"".join(kept))
+    assert run.serve(steps=5) == ""
+    assert "the trace is missing records from before the last checkpoint" in capsys.readouterr().out
+    trace = read_trace(path)
+    [part] = missing_parts(trace)
+    assert part.version == 2
+    with pytest.raises(TraceError, match="has a gap"):
+        check_complete(trace, "trace.jsonl", None)
+    if damage == "a line was removed":
+        with pytest.raises(TraceError, match="trace:3: "):
+            audit(trace)
+    else:
+        audit(trace)
+
+
+def test_whole_trace_gets_no_gap(run):
+    run.serve(steps=5, updates=2)
+    assert run.serve(steps=5) == ""
+    assert missing_parts(run.trace) == []
+    assert saved_trace(run.folder / "checkpoints").version == 5
 
 
 def test_damaged_checkpoints_are_an_error(identity):

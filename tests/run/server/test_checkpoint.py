@@ -90,7 +90,7 @@ def body(tmp_path_factory):
     tree = len(snapshot.tree)
     archive.save(snapshot, one.positions)
     archive.wait()
-    [path] = archive._files()
+    [path] = archive._folder.glob("*.ckpt")
     return path.read_bytes(), HEAD_BYTES, HEAD_BYTES + tree, path.stat().st_size - 64
 
 
@@ -124,6 +124,41 @@ def test_checkpoint_is_restored_to_the_bit(archive, printed, shard):
         one.positions,
     )
     assert printed == []
+
+
+class HeldWork:
+    """Background work that is done when it is waited for."""
+
+    def __init__(self, work, name):
+        self._work = work
+
+    def is_alive(self):
+        return self._work is not None
+
+    def join(self):
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+def test_archive_writes_with_the_given_kind_of_background_work(tmp_path, printed):
+    folder = tmp_path / "checkpoints"
+    archive = Archive(folder, printed.append, start=HeldWork)
+    one = saved()
+    archive.save(Snapshot.of(one), one.positions)
+    assert (archive.is_writing, folder.exists()) == (True, False)
+    archive.wait()
+    assert (archive.is_writing, archive.load().version, printed) == (False, one.version, [])
+
+
+def test_checkpoint_is_written_at_once_if_the_system_has_no_more_threads(tmp_path, printed):
+    def refuse(work, name):
+        raise RuntimeError("can't start new thread")
+
+    archive = Archive(tmp_path / "checkpoints", printed.append, start=refuse)
+    one = saved()
+    archive.save(Snapshot.of(one), one.positions)
+    assert (archive.is_writing, archive.load().version) == (False, one.version)
 
 
 def test_checkpoint_of_many_chunks_is_restored_to_the_bit(archive):

@@ -6,9 +6,10 @@ from threading import Event
 import pytest
 import torch
 
+from fakes import NoTrace
 from paceline.errors import SpecError
 from paceline.run.server.checkpoint import Archive, Saved
-from paceline.run.server.checkpointer import LAST_TIMEOUT_S, POSITIONS_TIMEOUT_S, Checkpointer
+from paceline.run.server.checkpointer import EARLY_S, POSITIONS_TIMEOUT_S, Checkpointer
 from paceline.run.settings import Every, parse_every
 
 
@@ -23,7 +24,7 @@ class Bench:
         self.may_continue.set()
         self.archive = Archive(folder / "checkpoints", self._say)
         self.checkpointer = Checkpointer(
-            self.archive, parse_every(every), self._export, self.printed.append
+            self.archive, parse_every(every), self._export, self.printed.append, NoTrace()
         )
         self.checkpointer.begin(0, 0.0)
 
@@ -34,9 +35,9 @@ class Bench:
     def _export(self):
         self.exported += 1
 
-    def report(self, worker, position):
+    def report(self, worker, position, now=0.0):
         """Report the position that a worker was asked for last."""
-        self.checkpointer.take_position(worker, self.checkpointer.checkpoint, position)
+        self.checkpointer.take_position(worker, self.checkpointer.checkpoint, position, now)
 
     def hold(self):
         """Let the next write fail, and last until `release`."""
@@ -101,6 +102,13 @@ def test_other_interval_is_refused(text):
         parse_every(text)
 
 
+@pytest.mark.parametrize("text", ["1.5", "60.0", "1e3", ".5"])
+def test_seconds_need_a_unit(text):
+    """A plain number is a number of updates."""
+    with pytest.raises(SpecError, match=f"with a unit, got '{text}'; for seconds, write {text}s"):
+        parse_every(text)
+
+
 def test_run_is_saved_every_n_updates(bench):
     checkpointer = bench("10").checkpointer
     checkpointer.begin(100, 0.0)
@@ -126,7 +134,7 @@ def test_run_without_checkpoints_still_exports_its_result(bench):
     run = bench("0")
     assert not run.checkpointer.is_on
     run.checkpointer.hasten()
-    assert not run.checkpointer.is_overdue
+    assert not run.checkpointer.is_overdue(1, 1e9)
     assert not run.checkpointer.is_due(10**9, 1e9)
     assert not run.checkpointer.save(run_at(3), [0], [1], 0.0)
     assert not run.checkpointer.wants_position(0)
@@ -138,14 +146,36 @@ def test_run_without_checkpoints_still_exports_its_result(bench):
     assert run.exported == 1
 
 
+def test_version_is_overdue_by_the_clock_until_it_is_copied(bench):
+    run = bench("60s")
+    assert not run.checkpointer.is_overdue(8, 59.9)
+    assert run.checkpointer.is_overdue(8, 60.0)
+    run.checkpointer.save(run_at(8), (), (), 70.0)
+    run.checkpointer.tick(70.0)
+    run.archive.wait()
+    assert not run.checkpointer.is_overdue(9, 129.9)
+    assert not run.checkpointer.is_overdue(8, 1e9)
+    assert run.checkpointer.is_overdue(9, 130.0)
+
+
+def test_nothing_is_overdue_while_a_checkpoint_is_being_written(bench):
+    run = bench("60s")
+    run.hold()
+    run.checkpointer.save(run_at(8), (), (), 60.0)
+    run.checkpointer.tick(60.0)
+    assert not run.checkpointer.is_overdue(9, 1e9)
+    run.release()
+    assert run.checkpointer.is_overdue(9, 1e9)
+
+
 def test_hastened_checkpoint_is_due_immediately(bench):
     run = bench("10")
-    assert not run.checkpointer.is_overdue
+    assert not run.checkpointer.is_overdue(1, 0.0)
     run.checkpointer.hasten()
-    assert run.checkpointer.is_overdue
+    assert run.checkpointer.is_overdue(1, 0.0)
     assert run.checkpointer.is_due(1, 0.0)
     run.checkpointer.save(run_at(1), (), (), 0.0)
-    assert not run.checkpointer.is_overdue
+    assert not run.checkpointer.is_overdue(1, 0.0)
     assert not run.checkpointer.is_due(10, 0.0)
     assert run.checkpointer.is_due(11, 0.0)
 
@@ -199,10 +229,10 @@ def test_late_position_is_not_used_for_the_next_checkpoint(bench):
     run.checkpointer.save(run_at(10), idle=[], busy=[0, 1], now=0.0)
     run.checkpointer.save(run_at(11), idle=[0, 1], busy=[], now=1.0)
     assert run.written() == (10, {})
-    run.checkpointer.take_position(0, 1, b"at 10")
+    run.checkpointer.take_position(0, 1, b"at 10", now=0.0)
     assert [run.checkpointer.wants_position(worker) for worker in (0, 1)] == [2, 2]
-    run.checkpointer.take_position(0, 2, b"at 11")
-    run.checkpointer.take_position(1, 2, b"at 11")
+    run.checkpointer.take_position(0, 2, b"at 11", now=0.0)
+    run.checkpointer.take_position(1, 2, b"at 11", now=0.0)
     assert run.written() == (11, {0: b"at 11", 1: b"at 11"})
 
 
@@ -226,16 +256,91 @@ def test_checkpoint_without_workers_is_written_immediately(bench):
     assert run.written() == (10, {})
 
 
-def test_checkpoint_is_written_after_a_timeout(bench):
+def test_checkpoint_is_written_early_and_completed_until_a_timeout(bench):
     run = bench()
     run.checkpointer.save(run_at(10), idle=[0], busy=[1], now=5.0)
     run.report(0, b"here")
-    run.checkpointer.tick(5.0 + POSITIONS_TIMEOUT_S)
+    run.checkpointer.tick(5.0 + EARLY_S)
     assert run.written() is None
-    run.checkpointer.tick(5.1 + POSITIONS_TIMEOUT_S)
+    run.checkpointer.tick(5.1 + EARLY_S)
     assert run.written() == (10, {0: b"here"})
+    run.checkpointer.tick(5.1 + POSITIONS_TIMEOUT_S)
     run.report(1, b"at last")  # too late for any checkpoint
     assert run.checkpointer.position_of(1) == b""
+    run.checkpointer.finish()
+    assert run.written() == (10, {0: b"here"})
+
+
+def test_position_that_arrives_after_the_early_write_completes_the_checkpoint(bench):
+    run = bench()
+    run.checkpointer.save(run_at(10), idle=[0], busy=[1], now=5.0)
+    run.report(0, b"here")
+    run.checkpointer.tick(5.1 + EARLY_S)
+    run.archive.wait()
+    run.checkpointer.tick(5.0 + POSITIONS_TIMEOUT_S)
+    run.report(1, b"there")
+    assert run.written() == (10, {0: b"here", 1: b"there"})
+
+
+def test_checkpoint_without_news_is_not_written_again(bench):
+    run = bench()
+    run.checkpointer.save(run_at(10), idle=[], busy=[1], now=5.0)
+    run.checkpointer.tick(5.1 + EARLY_S)
+    run.archive.wait()
+    written = (run.folder / "checkpoints" / "0000000010.ckpt").stat().st_ino
+    run.checkpointer.tick(5.1 + POSITIONS_TIMEOUT_S)
+    run.checkpointer.finish()
+    assert (run.folder / "checkpoints" / "0000000010.ckpt").stat().st_ino == written
+
+
+def test_early_write_that_failed_is_repeated(bench):
+    run = bench()
+    run.hold()
+    run.checkpointer.save(run_at(10), idle=[], busy=[1], now=5.0)
+    run.checkpointer.tick(5.1 + EARLY_S)
+    run.release()
+    assert run.archive.failure
+    run.checkpointer.finish()
+    assert run.written() == (10, {})
+    assert run.checkpointer.failure == ""
+
+
+def test_workers_with_long_turns_are_not_early_each_time(bench):
+    run = bench()
+    run.checkpointer.save(run_at(10), idle=[], busy=[1], now=0.0)
+    run.report(1, b"there", now=4 * EARLY_S)
+    run.archive.wait()
+    run.checkpointer.save(run_at(20), idle=[], busy=[1], now=100.0)
+    run.checkpointer.tick(100.0 + 7 * EARLY_S)
+    assert run.written()[0] == 10
+    run.checkpointer.tick(100.1 + 8 * EARLY_S)
+    assert run.written()[0] == 20
+
+
+def test_renewed_checkpoint_that_could_not_be_written_is_no_failure(bench):
+    """The one that was written early stays."""
+    run = bench()
+    run.checkpointer.save(run_at(10), idle=[], busy=[1], now=5.0)
+    run.checkpointer.tick(5.1 + EARLY_S)
+    run.archive.wait()
+    partial = run.folder / "checkpoints" / ".0000000010.ckpt.partial"
+    partial.mkdir()
+    (partial / "in the way").touch()
+    run.report(1, b"there")
+    run.checkpointer.finish()
+    assert "cannot write the checkpoint of version 10" in run.printed[-1]
+    assert run.checkpointer.failure == ""
+    assert run.written() == (10, {})
+
+
+def test_second_version_of_one_event_replaces_the_first(bench):
+    """The trace doesn't have the update of the first one yet."""
+    run = bench()
+    run.checkpointer.save(run_at(10), idle=[0], busy=[], now=5.0)
+    run.checkpointer.save(run_at(20), idle=[0], busy=[], now=5.0)
+    run.report(0, b"here")
+    assert run.written() == (20, {0: b"here"})
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["0000000020.ckpt"]
 
 
 def test_restored_run_gives_workers_their_saved_positions(bench):
@@ -310,16 +415,14 @@ def test_last_version_is_written_even_if_another_checkpoint_waits(bench):
     ]
 
 
-def test_last_version_is_written_soon_and_again_when_positions_arrive_later(bench):
-    """A worker that doesn't answer must not cost it if the server is killed."""
+def test_last_version_is_on_disk_at_once_and_written_again_with_the_positions(bench):
+    """Workers that learn of the end exit, so nobody could make a lost update again."""
     run = bench()
     run.checkpointer.save_last(run_at(13), [0, 1], 5.0)
+    assert not run.archive.is_writing
+    assert run.written() == (13, {})
     run.report(0, b"at the end")
-    run.checkpointer.tick(5.0 + LAST_TIMEOUT_S)
-    assert run.written() is None
-    run.checkpointer.tick(5.1 + LAST_TIMEOUT_S)
-    assert run.written() == (13, {0: b"at the end"})
-    run.checkpointer.tick(5.2 + LAST_TIMEOUT_S)
+    run.checkpointer.tick(5.1 + EARLY_S)
     assert not run.archive.is_writing
     run.report(1, b"at last")
     assert run.written() == (13, {0: b"at the end", 1: b"at last"})
@@ -357,3 +460,86 @@ def test_without_memory_for_the_last_version_the_previous_one_is_written(bench):
     run.checkpointer.save_last(run_at(13, torch.zeros(1).expand(10**14)), [0], 1.0)
     run.checkpointer.finish()
     assert run.written() == (10, {})
+
+
+# -------------------------------------------------------------------------------- what went wrong
+
+
+def test_result_that_cannot_be_written_is_a_failure(bench):
+    run = bench("0")
+
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    run.checkpointer._export = fail
+    run.checkpointer.save_last(run_at(5), (), 1.0)
+    run.checkpointer.finish()
+    assert run.checkpointer.failure == "cannot write the weights: No space left on device"
+    assert run.printed == [run.checkpointer.failure]
+
+
+def test_last_checkpoint_that_cannot_be_written_is_a_failure(bench):
+    run = bench("10")
+    run.hold()
+    run.may_continue.set()
+    run.checkpointer.save_last(run_at(5), (), 1.0)
+    run.checkpointer.finish()
+    assert run.checkpointer.failure == "cannot write the checkpoint of version 5: File exists"
+    (run.folder / "checkpoints").unlink()
+
+
+def test_earlier_checkpoint_that_could_not_be_written_is_no_failure(bench):
+    run = bench("10")
+    run.hold()
+    run.checkpointer.save(run_at(10), (), (), 1.0)
+    run.checkpointer.tick(2.0)
+    run.release()
+    run.checkpointer.save_last(run_at(15), (), 3.0)
+    run.checkpointer.finish()
+    assert run.checkpointer.failure == ""
+    assert run.written() == (15, {})
+
+
+# --------------------------------------------------------------------------------------- the trace
+
+
+class TraceLog:
+    """A trace that notes what is done with it."""
+
+    def __init__(self, folder):
+        self.mark = (0, 0)
+        self.log = []
+        self._folder = folder
+
+    def flush(self):
+        self.log.append("flush")
+
+    def sync(self):
+        self.log.append(f"sync, {len(list(self._folder.glob('*.ckpt')))} checkpoints")
+
+
+def test_trace_is_synced_before_the_checkpoint_that_refers_to_it_appears(tmp_path):
+    trace = TraceLog(tmp_path / "checkpoints")
+    archive = Archive(tmp_path / "checkpoints", pytest.fail)
+    checkpointer = Checkpointer(archive, Every(updates=1), pytest.fail, pytest.fail, trace)
+    trace.mark = (123, 45)
+    checkpointer.save(run_at(10), (), (), 1.0)
+    checkpointer.finish()
+    assert trace.log == ["flush", "sync, 0 checkpoints"]
+    assert archive.load().trace == [123, 45]
+
+
+def test_checkpoint_whose_trace_cannot_be_synced_does_not_appear(tmp_path):
+    said = []
+    trace = TraceLog(tmp_path / "checkpoints")
+
+    def fail():
+        raise OSError(5, "Input/output error")
+
+    trace.sync = fail
+    archive = Archive(tmp_path / "checkpoints", said.append)
+    checkpointer = Checkpointer(archive, Every(updates=1), pytest.fail, pytest.fail, trace)
+    checkpointer.save(run_at(10), (), (), 1.0)
+    checkpointer.finish()
+    assert archive.load() is None
+    assert said[0].startswith("cannot write the checkpoint of version 10: Input/output error")

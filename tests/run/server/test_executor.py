@@ -2,7 +2,7 @@
 """The executor performs every action in order, on a real shard and for real workers."""
 
 from dataclasses import replace
-from math import inf, sqrt
+from math import inf
 
 import pytest
 import torch
@@ -26,7 +26,6 @@ from paceline.core.events import (
     WorkerJoined,
 )
 from paceline.run.net import messages
-from paceline.run.server.checkpoint import Saved
 from paceline.run.settings import Settings
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.spec import RunSpec
@@ -173,14 +172,6 @@ def test_gradient_is_clipped_as_torch_clips(make, limit):
     assert bench.weights == pytest.approx(plain.weight.flatten().tolist(), rel=1e-6)
 
 
-def test_clipping_leaves_small_gradients_bit_for_bit_unchanged(make):
-    executor = make(clip_norm=2.0).executor
-    assert executor._clipping(4.0) == 1.0
-    assert executor._clipping(0.0) == 1.0
-    assert executor._clipping(16.0) == pytest.approx(0.5)
-    assert executor._clipping(1e300) * sqrt(1e300) == pytest.approx(2.0)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), inf])
 def test_non_finite_update_makes_a_version_without_a_step(make, capsys, bad):
     bench = make().join(0)
@@ -313,8 +304,8 @@ def test_worker_that_cannot_be_reached_does_not_stop_the_others(make):
     bench.workers[0].close()
     bench.perform(SendParams(0, 1, 0), SendParams(1, 1, 0))
     assert [message.turn for message in bench.inbox(1)] == [1]
-    [(end, reason)] = bench.parts.roster.take_broken()
-    assert (end, reason) == (bench.peer(0).end, "the connection was closed")
+    [broken] = bench.parts.roster.take_broken()
+    assert broken == (bench.peer(0).end, "the connection was closed", "")
 
 
 # ------------------------------------------------------------------------------ timers and pauses
@@ -348,7 +339,7 @@ def test_busy_workers_are_asked_for_their_positions_immediately_and_idle_ones_la
     [assignment] = bench.inbox(0)
     assert assignment.position_wanted == 1
     for worker in (0, 1):
-        bench.parts.checkpointer.take_position(worker, 1, b"at %d" % worker)
+        bench.parts.checkpointer.take_position(worker, 1, b"at %d" % worker, now=0.0)
     bench.archive.wait()
     saved = bench.archive.load()
     assert (saved.version, saved.samples) == (1, 1)
@@ -364,7 +355,7 @@ def test_parked_workers_are_not_asked_for_their_positions(make):
     bench.parts.roster.park(bench.peer(1))
     bench.perform(bench.update())
     assert bench.inbox(1) == []
-    bench.parts.checkpointer.take_position(0, 1, b"at 0")
+    bench.parts.checkpointer.take_position(0, 1, b"at 0", now=0.0)
     bench.archive.wait()
     assert bench.archive.load().positions == {0: b"at 0"}
 
@@ -378,13 +369,13 @@ def test_checkpoint_is_made_when_it_is_due(make):
         [assignment] = bench.inbox(0)
         if assignment.position_wanted:
             checkpoint = assignment.position_wanted
-            bench.parts.checkpointer.take_position(0, checkpoint, b"here")
+            bench.parts.checkpointer.take_position(0, checkpoint, b"here", now=0.0)
             bench.archive.wait()
             versions.append(bench.archive.load().version)
     assert versions == [3, 6]
 
 
-def test_loaded_state_is_saved_when_no_gradient_waits_for_its_update(make):
+def test_loaded_state_is_saved_although_no_update_is_made(make):
     bench = make(checkpoint_every="1000")
     bench.executor.load_optimizer_state(0, bench.optimizer.state_dict())
     bench.executor.save_if_overdue(1.0)
@@ -392,17 +383,32 @@ def test_loaded_state_is_saved_when_no_gradient_waits_for_its_update(make):
     bench.archive.wait()
     assert bench.archive.load().version == 0
     bench.executor.save_if_overdue(2.0)
-    assert not bench.parts.checkpointer.is_gathering
+    assert bench.parts.checkpointer.checkpoint == 1  # the same as before
 
 
-def test_loaded_state_is_not_saved_while_a_gradient_waits_for_its_update(make):
-    """A run that continued from there would lose the gradient, and its position would be wrong."""
-    bench = make(checkpoint_every="1000")
-    bench.executor.load_optimizer_state(0, bench.optimizer.state_dict())
-    bench.parts.decider.ledger.tallies[1].contributions.append(Contribution(0, 0, 1))
-    bench.executor.save_if_overdue(1.0)
-    assert not bench.parts.checkpointer.is_gathering
-    assert bench.parts.checkpointer.is_overdue
+def test_version_is_saved_by_the_clock_although_no_update_is_made(make):
+    bench = make(checkpoint_every="60s").join(0)
+    bench.executor.save_if_overdue(1e9)  # the run began with this version: nothing to save
+    assert bench.parts.checkpointer.checkpoint == 0
+    bench.report(0, [1.0, 0.0])
+    bench.perform(bench.update(), SendParams(0, 2, 1))
+    assert bench.parts.checkpointer.checkpoint == 0
+    bench.executor.save_if_overdue(60.0)
+    assert bench.parts.checkpointer.checkpoint == 1
+
+
+def test_worker_whose_gradient_waits_for_its_update_reports_where_that_turn_began(make):
+    """The checkpoint doesn't contain its gradient, so a run that continues computes it again."""
+    bench = make(checkpoint_every="60s", policy="backup:1").join(0, 1, 2)
+    for worker in (0, 1):
+        bench.report(worker, [1.0, 0.0])
+    bench.perform(bench.update())
+    bench.assign(0, 1, turn=2)
+    bench.report(0, [1.0, 0.0])  # for update 2, which isn't made yet
+    bench.executor.save_if_overdue(60.0)
+    assert bench.inbox(0) == bench.inbox(1) == [messages.PositionRequest(1)]
+    assert bench.inbox(2) == []  # idle: it is asked with its next turn
+    assert bench.parts.checkpointer.wants_position(2) == 1
 
 
 def test_restored_executor_continues_with_the_samples_and_options(make, capsys):
@@ -461,18 +467,18 @@ def test_last_version_is_saved_with_the_positions_of_the_active_workers(make):
     for worker in (0, 1):
         [ended] = bench.inbox(worker)
         assert ended.position_wanted == 1
-        bench.parts.checkpointer.take_position(worker, 1, b"end")
+        bench.parts.checkpointer.take_position(worker, 1, b"end", now=0.0)
     bench.archive.wait()
     saved = bench.archive.load()
     assert (saved.version, saved.positions) == (1, {0: b"end", 1: b"end"})
 
 
-@pytest.mark.parametrize(("samples", "exports"), [(5, 1), (4, 0)])
-def test_run_without_a_new_version_is_exported_only_if_it_is_finished(make, samples, exports):
+@pytest.mark.parametrize(("version", "exports"), [(3, 1), (0, 0)])
+def test_run_without_a_new_version_is_exported_unless_it_made_none(make, version, exports):
     """An earlier server may have been killed just before it wrote the result."""
     bench = make(steps=None, samples=5)
-    bench.executor.restore(Saved(0, samples, [], None, {}, {}))
-    bench.perform(Finish(0))
+    bench.executor._first = version  # as if the run had been restored here
+    bench.perform(Finish(version))
     assert bench.exports == exports
 
 

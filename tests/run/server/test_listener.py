@@ -15,6 +15,7 @@ from paceline.run.net import messages
 from paceline.run.net.address import listen
 from paceline.run.server import listener as listener_module
 from paceline.run.server.listener import STRANGERS_MAX, Listener
+from paceline.run.system import System
 from server_harness import TOKEN
 from strangers import RawPeer, prove
 
@@ -121,22 +122,22 @@ def test_closed_peer_receives_the_reason_and_is_never_returned_again(bench):
     bench.listener.close(peer)  # again
 
 
-def test_silent_connection_is_closed_after_a_timeout(bench, monkeypatch):
+def test_silent_connection_is_closed_after_a_timeout(bench):
     client = bench.connect()
     active = bench.connect()
     now = monotonic() + listener_module.STRANGER_TIMEOUT_S + 1
-    monkeypatch.setattr(listener_module, "monotonic", lambda: now)
+    bench.listener.system = System(monotonic=lambda: now)
     active.send(HELLO)  # it isn't slow: the server may have been busy
     bench.listener.wait(1.0)
     assert client.wait_closed() == "it took too long to authenticate"
     assert isinstance(active.receive(), messages.Challenge)
 
 
-def test_authenticated_peer_may_be_silent_for_any_time(bench, monkeypatch):
+def test_authenticated_peer_may_be_silent_for_any_time(bench):
     client, peer = bench.authenticate()
     bench.connect()
     now = monotonic() + 1e6
-    monkeypatch.setattr(listener_module, "monotonic", lambda: now)
+    bench.listener.system = System(monotonic=lambda: now)
     bench.listener.wait(0.0)
     client.send(messages.AbandonReport(1, 0.5))
     assert bench.listener.wait(1.0) == [peer]
@@ -194,3 +195,14 @@ def test_closed_peer_is_freed_without_the_garbage_collector(bench):
         assert reference() is None
     finally:
         gc.enable()
+
+
+def test_flood_of_strangers_prints_a_few_lines(bench):
+    for _ in range(100):
+        client = bench.connect().send(b"garbage" * 100)
+        bench.listener.wait(1.0)
+        assert "a frame must have 1 to" in client.wait_closed()
+    bench.listener.shut_down()
+    bench.listener.shut_down = lambda: None
+    assert len(bench.printed) < 20
+    assert bench.printed[-1] == "refused 90 more connections"

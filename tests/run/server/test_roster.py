@@ -175,9 +175,11 @@ def test_member_is_busy_during_its_turn(lobby):
     lobby.roster.set_fate(peer, NOTICE, 5)
     lobby.roster.begin_turn(peer, 2.5, options_known=3)
     assert (peer.asked_at, peer.options_known, peer.notice) == (2.5, 3, None)
-    assert lobby.roster.end_turn(peer) == 2.5
+    assert lobby.roster.computing == {peer.worker: 0.0}
+    assert lobby.roster.end_turn(peer, 4.0) == 2.5
+    assert (peer.longest_s, lobby.roster.computing) == (1.5, {})
     assert peer.asked_at is None
-    assert lobby.roster.end_turn(peer) is None
+    assert lobby.roster.end_turn(peer, 5.0) is None
     lobby.roster.reopen_turn(peer, 2.5)
     assert peer.asked_at == 2.5
 
@@ -242,7 +244,7 @@ def test_peer_that_cannot_be_reached_is_broken_and_reported_once(lobby, how):
         assignment = messages.Assignment(1, 0, buffer.number, (0,), 0.0)
         lobby.roster.publish(peer, assignment, buffer)
     assert lobby.roster.members == [peer, other]  # the server removes it later
-    assert list(lobby.roster.take_broken()) == [(peer.end, "the connection was closed")]
+    assert list(lobby.roster.take_broken()) == [(peer.end, "the connection was closed", "")]
     assert list(lobby.roster.take_broken()) == []
 
 

@@ -74,8 +74,15 @@ def test_scheduler_that_fails_ends_the_run(bench, monkeypatch, capsys):
         ({"options": (OptionChange(0, 9, "lr", 0.1),)}, "no such parameter group"),
         ({"optimizer": 1}, "there is no optimizer 1"),
         ({"schedulers": (SchedulerCalls(1, "epoch", 1),)}, "there is no scheduler 1"),
+        (
+            {"schedulers": (SchedulerCalls(0, "given", 1, epoch=float("nan")),)},
+            "needs a finite epoch",
+        ),
+        ({"options": (OptionChange(0, 0, "lr", "0.1"),)}, "lr of parameter group 0 must be"),
+        ({"options": (OptionChange(0, 0, "lr", float("nan")),)}, "must be a finite number"),
+        ({"options": (OptionChange(0, 0, "own", 1.0),)}, "has no option 'own'"),
     ],
 )
-def test_setting_of_something_unknown_is_refused(bench, fields, what):
+def test_setting_of_something_unknown_or_impossible_is_refused(bench, fields, what):
     with pytest.raises(ProtocolError, match=what):
         bench.executor.script_settings.check(messages.AbandonReport(1, 0.0, **fields))

@@ -24,6 +24,7 @@ from paceline.run.server import server as server_module
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.server import Server
 from paceline.run.settings import Settings
+from paceline.run.system import System
 from paceline.run.tensors.layout import gather
 from paceline.run.tensors.shard import Shard
 from paceline.spec import RunSpec
@@ -89,7 +90,9 @@ class Stage:
         state = gather([self.model], [self.optimizer])
         self.spec = state.spec
         store = InProcessStore(self.spec)
-        self.network = InProcessNetwork(store)
+        self.stopped = False  # whether the OS says that the workers' processes are stopped
+        system = System(is_stopped=lambda _: self.stopped)
+        self.network = InProcessNetwork(store, system=system)
         decider = Decider(parse_policy(policy), settings.spec)
         self.shard = Shard(state, [], store, ema=settings.ema)
         self.path = folder / "trace.jsonl"
@@ -319,18 +322,10 @@ def test_run_fails_when_it_has_waited_too_long_for_workers(stage):
 # ------------------------------------------------------------------------------ stopped processes
 
 
-class Processes:
-    """Fake answers of the OS about processes."""
-
-    def __init__(self, monkeypatch):
-        self.stopped = set()
-        self.asked = 0
-        monkeypatch.setattr(server_module, "is_stopped", self._is_stopped)
-        monkeypatch.setattr(InProcessPeer, "pid", os.getpid())
-
-    def _is_stopped(self, pid):
-        self.asked += 1
-        return bool(self.stopped)
+@pytest.fixture
+def peers_with_pids(monkeypatch):
+    """Let the server ask for the status of its workers' processes."""
+    monkeypatch.setattr(InProcessPeer, "pid", os.getpid())
 
 
 def wait_until(condition):
@@ -338,16 +333,16 @@ def wait_until(condition):
         os.sched_yield()
 
 
-def test_stopped_worker_leaves_and_its_next_report_brings_it_back(stage, monkeypatch, capsys):
-    processes = Processes(monkeypatch)
+@pytest.mark.usefixtures("peers_with_pids")
+def test_stopped_worker_leaves_and_its_next_report_brings_it_back(stage, capsys):
     one = stage(steps=2)
 
     def play():
         worker = one.worker().join()
         assignment = worker.receive()
-        processes.stopped.add(worker.number)
+        one.stopped = True
         wait_until(lambda: not one.server._roster.active)
-        processes.stopped.clear()
+        one.stopped = False
         worker.report(assignment, value=99.0)  # void: the run has continued without it
         assignment = worker.receive()
         assert (assignment.turn, assignment.version) == (2, 0)
@@ -363,8 +358,8 @@ def test_stopped_worker_leaves_and_its_next_report_brings_it_back(stage, monkeyp
     assert "worker 0 is back" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("peers_with_pids")
 def test_worker_that_was_stopped_while_idle_returns_by_itself(stage, monkeypatch):
-    processes = Processes(monkeypatch)
     one = stage(steps=2, workers=2)
 
     def play():
@@ -374,9 +369,9 @@ def test_worker_that_was_stopped_while_idle_returns_by_itself(stage, monkeypatch
         roster = one.server._roster
         wait_until(lambda: roster[0].asked_at is None)
         monkeypatch.setattr(roster[1].end, "pid", None)  # of another host
-        processes.stopped.add(0)
+        one.stopped = True
         wait_until(lambda: len(roster.active) == 1)
-        processes.stopped.clear()
+        one.stopped = False
         wait_until(lambda: len(roster.active) == 2)
         busy.report(assignments[1])
         ends = [Thread(target=worker.train_to_the_end) for worker in (idle, busy)]

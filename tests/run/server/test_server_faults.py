@@ -4,7 +4,7 @@
 import pytest
 
 from failures import assert_nothing_was_lost, counts, last_left, troubled
-from paceline.run.launch import launcher
+from paceline.run.launch import supervisor
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
@@ -56,7 +56,7 @@ def test_losing_any_b_workers_costs_no_update_and_no_contribution(
     launch, moment, signal_name, monkeypatch
 ):
     # Stopped workers are killed at the end; don't wait long for them.
-    monkeypatch.setattr(launcher, "GRACE_S", 0.1)
+    monkeypatch.setattr(supervisor, "GRACE_S", 0.1)
     trouble = f"SIGNAL = signal.{signal_name}\n" + MOMENTS[moment] + WAIT_FOR_BOTH_SIGNALS
     ran = launch(troubled(trouble), workers=4, steps=STEPS, policy="backup:2")
     assert ran.code == 0, ran.err

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message_examples import unhurried
-from paceline.run.server import timers as timers_module
 from paceline.run.server.timers import RunClock, Timers
+from paceline.run.system import System
 
 
 def test_without_timers_nothing_is_due():
@@ -39,20 +39,19 @@ def test_timers_are_returned_in_the_order_of_their_times(started, looks):
     assert found == [timer for timer, _ in sorted(started, key=lambda one: (one[1], one[0]))]
 
 
-def test_clock_counts_from_where_the_run_was(monkeypatch):
+def test_clock_counts_from_where_the_run_was():
     """The clock stops while a run has no server."""
     now = 1000.0
-    monkeypatch.setattr(timers_module, "monotonic", lambda: now)
-    clock = RunClock(start=40.0)
+    system = System(monotonic=lambda: now)
+    clock = RunClock(start=40.0, system=system)
     assert clock.now() == 40.0
     now = 1002.5
     assert clock.now() == 42.5
-    assert RunClock().now() == 0.0
+    assert RunClock(system=system).now() == 0.0
 
 
-def test_clock_converts_its_times_to_monotonic_ones(monkeypatch):
-    monkeypatch.setattr(timers_module, "monotonic", lambda: 1000.0)
-    clock = RunClock(start=40.0)
+def test_clock_converts_its_times_to_monotonic_ones():
+    clock = RunClock(start=40.0, system=System(monotonic=lambda: 1000.0))
     assert clock.monotonic_at(clock.now()) == 1000.0
     assert clock.monotonic_at(41.0) == 1001.0
     assert clock.monotonic_at(inf) == inf

@@ -205,3 +205,31 @@ def test_launcher_is_awaited_until_it_watches(run, end):
     run.watchers.is_awaited = True
     run.watchers.add(end, Watch(1, waits=True))
     assert not run.watchers.is_awaited
+
+
+def test_change_of_the_workers_that_are_waited_for_is_reported_at_once(run, end):
+    run.watchers.add(end, Watch(1, waits=True))
+    run.watchers.note_waiting({1: 5.0}, 6.0)
+    run.watchers.report(6.0, is_busy=True)
+    assert end.take().waiting_s == {1: 5.0}
+    run.watchers.add(end, Watch(2, waits=True))
+    run.watchers.note_waiting({1: 5.5}, 6.5)
+    run.watchers.report(6.5)
+    assert end.sent == []
+    run.watchers.note_waiting({}, 7.0)
+    run.watchers.report(7.0)
+    assert end.take().waiting_s == {}
+
+
+def test_beginning_of_saving_is_reported_even_without_a_request(run, end):
+    run.watchers.add(end, Watch(1, waits=False))
+    assert not end.take().is_saving
+    run.decider.handle(StopRequested(1.0, at_once=True))
+    run.watchers.report_saving(True)
+    report = end.take()
+    assert (report.request, report.is_saving, report.is_over, report.ended_at) == (
+        0,
+        True,
+        True,
+        None,
+    )

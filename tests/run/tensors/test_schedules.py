@@ -232,6 +232,18 @@ def test_restored_schedulers_keep_mode_and_count(mode):
     assert (other.steps, other.lr) == (bench.steps, bench.lr)
 
 
+def test_turn_that_is_computed_again_after_a_restore_is_not_counted_twice():
+    bench = Bench()
+    bench.note("step", 1)
+    bench.update(0, 1)
+    bench.schedules.count_turn(0, 0)  # worker 0 waits for worker 1
+    other = Bench()
+    other.schedules.load_state_dict(bench.schedules.state_dict(pending=[[0]]))
+    assert bench.update(1) == other.update(0, 1) == 2
+    turns = [one.schedules.state_dict()["turns"] for one in (bench, other)]
+    assert turns == [[[(0, 2), (1, 2)]]] * 2
+
+
 def test_restored_plateau_keeps_its_history():
     bench = Bench(lambda o: ReduceLROnPlateau(o, patience=1, factor=0.5))
     bench.note("metric", 2, metrics=(1.0, 2.0))

@@ -276,6 +276,39 @@ def test_buffers_are_averaged_and_counters_are_those_of_the_lowest_worker():
     assert int(views.counters[0]) == 5
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_buffers_that_would_become_non_finite_keep_their_values(bad, workers):
+    bench = Bench()
+    given = [bench.gradient(worker, *grads_of(worker)) for worker in range(workers)]
+    for one in given:
+        for buffer in one.slot.buffers:
+            buffer.fill_(3.0)
+    bench.slots[0].buffers[0][1] = bad
+    before = bench.shard.newest.views.buffers[0][1].item()
+    for gradient in given:
+        bench.shard.add(1, gradient)
+    bench.shard.reduce(decide(1, given))
+    bench.shard.step(1)
+    assert bench.shard.publish(1) == [0]
+    assert bench.shard.newest.views.buffers[0].tolist() == [3.0, before, 3.0]
+    assert bench.shard.newest.views.buffers[1].tolist() == [3.0] * 3
+
+
+def test_buffer_that_was_infinite_from_the_start_may_stay_so():
+    """As the mask of an attention layer is."""
+    bench = Bench()
+    bench.shard.newest.views.buffers[0][2] = float("-inf")
+    given = [bench.gradient(worker, *grads_of(worker)) for worker in range(2)]
+    for one in given:
+        one.slot.buffers[0].copy_(torch.tensor([1.0, 2.0, float("-inf")]))
+        bench.shard.add(1, one)
+    bench.shard.reduce(decide(1, given))
+    bench.shard.step(1)
+    assert bench.shard.publish(1) is None
+    assert bench.shard.newest.views.buffers[0].tolist() == [1.0, 2.0, float("-inf")]
+
+
 def test_worker_may_reuse_its_slot_before_its_update_is_made():
     bench, other = Bench(), Bench()
     given = [bench.gradient(worker, *grads_of(worker)) for worker in range(3)]

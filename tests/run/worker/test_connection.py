@@ -10,8 +10,8 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.net.in_process import InProcessNetwork, InProcessStore
+from paceline.run.system import System
 from paceline.run.tensors.layout import gather
-from paceline.run.worker import connection
 from paceline.run.worker.connection import CONNECT_TIMEOUT_S, QUIET_S, ServerConnection
 
 MODEL = nn.Linear(2, 1)
@@ -20,13 +20,21 @@ WELCOME = messages.Welcome(workers=2, latency="", seed=0, requeue=True, averages
 
 
 class Servers:
-    """Servers for successive attempts to connect: None for no server, or messages to send."""
+    """Servers for successive attempts to connect: None for no server, or messages to send.
+
+    The clock moves only when the worker sleeps.
+    """
 
     def __init__(self, *answers):
         self._answers = list(answers)
         self._network = InProcessNetwork(InProcessStore(SPEC))
         self.peers = []
-        self.connection = ServerConnection(3, SPEC, self.dial)
+        self.now = 0.0
+        system = System(monotonic=lambda: self.now, sleep=self._sleep)
+        self.connection = ServerConnection(3, SPEC, self.dial, system=system)
+
+    def _sleep(self, seconds):
+        self.now += seconds
 
     def dial(self):
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -45,46 +53,45 @@ class Servers:
         return end
 
 
-@pytest.fixture
-def now(monkeypatch):
-    """A clock that moves only when the connection sleeps."""
-    time = [0.0]
-
-    def sleep(seconds):
-        time[0] += seconds
-
-    monkeypatch.setattr(connection, "monotonic", lambda: time[0])
-    monkeypatch.setattr(connection, "sleep", sleep)
-    return time
-
-
 def test_worker_joins_with_its_spec_and_gets_a_slot():
     servers = Servers([WELCOME])
     welcome, opened = servers.connection.join()
     assert welcome == WELCOME
     assert [p.shape for p in opened.slot.parameters[0]] == [(1, 2), (1,)]
-    assert list(servers.peers[0].receive_nowait()) == [messages.Join(3, RELEASE, SPEC)]
+    [join] = servers.peers[0].receive_nowait()
+    assert (join.worker, join.release, join.spec) == (3, RELEASE, SPEC)
 
 
-def test_worker_waits_for_a_server_that_is_still_starting(now, capsys):
+def test_worker_that_connects_again_says_that_it_is_the_same_process():
+    servers = Servers([WELCOME])
+    servers.connection.join()
+    servers.connection.join()
+    first, second = (next(peer.receive_nowait()) for peer in servers.peers)
+    assert first.session == second.session != b""
+    other = Servers([WELCOME])
+    other.connection.join()
+    assert next(other.peers[0].receive_nowait()).session != first.session
+
+
+def test_worker_waits_for_a_server_that_is_still_starting(capsys):
     servers = Servers(None, None, None, [WELCOME])
     assert servers.connection.join()[0] == WELCOME
-    assert 0 < now[0] < QUIET_S
+    assert 0 < servers.now < QUIET_S
     assert capsys.readouterr().err == ""
 
 
-def test_long_wait_is_explained_once(now, capsys):
+def test_long_wait_is_explained_once(capsys):
     servers = Servers(*[None] * 100, [WELCOME])
     servers.connection.join()
-    assert now[0] > 2 * QUIET_S
+    assert servers.now > 2 * QUIET_S
     assert capsys.readouterr().err == "waiting for the server: no server at unix:@here\n"
 
 
-def test_worker_gives_up_when_no_server_appears(now):
+def test_worker_gives_up_when_no_server_appears():
     servers = Servers(None)
     with pytest.raises(PeerLost, match="worker 3 found no server: no server at unix:@here"):
         servers.connection.join()
-    assert CONNECT_TIMEOUT_S < now[0] < CONNECT_TIMEOUT_S + 1
+    assert CONNECT_TIMEOUT_S < servers.now < CONNECT_TIMEOUT_S + 1
 
 
 def test_worker_joins_the_next_server_if_one_dies_before_its_welcome():

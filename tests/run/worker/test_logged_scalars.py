@@ -55,3 +55,16 @@ def test_numbers_logged_before_the_fate_is_known_belong_to_the_next_gradient():
     scalars.log("loss", 5.0)
     scalars.settle(Fate.ACCEPTED)
     assert scalars.hand_in() == {"loss": 5.0}
+
+
+def test_numbers_of_a_lost_turn_are_forgotten_until_the_next_one_begins():
+    scalars = LoggedScalars()
+    scalars.log("accuracy", 0.5)
+    scalars.hand_in()
+    scalars.log("loss", 1.0)
+    scalars.forget()
+    scalars.log("loss", 2.0)  # about the turn that was lost
+    assert scalars.hand_in() == {}
+    scalars.begin()
+    scalars.log("loss", 3.0)
+    assert scalars.hand_in() == {"loss": 3.0}

@@ -3,20 +3,23 @@
 
 import pytest
 
-from paceline.run.worker import turn_clock
+from paceline.run.system import System
 from paceline.run.worker.turn_clock import TurnClock
 
 
 @pytest.fixture
-def now(monkeypatch):
+def now():
     """The time: a list of one number, which the test may change."""
-    time = [100.0]
-    monkeypatch.setattr(turn_clock, "monotonic", lambda: time[0])
-    return time
+    return [100.0]
+
+
+def clock_of(now, latency):
+    """Return the clock of a turn with this latency."""
+    return TurnClock(latency, worker=0, seed=0, system=System(monotonic=lambda: now[0]))
 
 
 def test_without_a_delay_a_gradient_is_due_immediately(now):
-    clock = TurnClock("", worker=0, seed=0)
+    clock = clock_of(now, "")
     now[0] = 103.0
     clock.begin(asked_at=101.0)
     now[0] = 105.0
@@ -26,7 +29,7 @@ def test_without_a_delay_a_gradient_is_due_immediately(now):
 
 def test_injected_delay_counts_from_the_servers_request(now):
     """The worker's own overhead is part of the latency that the user asked for."""
-    clock = TurnClock("10s", worker=0, seed=0)
+    clock = clock_of(now, "10s")
     now[0] = 103.0
     clock.begin(asked_at=101.0)
     now[0] = 105.0
@@ -39,7 +42,7 @@ def test_injected_delay_counts_from_the_servers_request(now):
 
 
 def test_injected_delay_counts_from_the_answer_if_the_clocks_differ(now):
-    clock = TurnClock("10s", worker=0, seed=0)
+    clock = clock_of(now, "10s")
     now[0] = 103.0
     clock.begin(asked_at=None)
     assert clock.remaining_s == 10.0
@@ -47,16 +50,15 @@ def test_injected_delay_counts_from_the_answer_if_the_clocks_differ(now):
 
 def test_request_from_before_the_worker_joined_counts_from_the_join(now):
     """The server may have asked a worker that was lost."""
-    clock = TurnClock("10s", worker=0, seed=0)
+    clock = clock_of(now, "10s")
     now[0] = 101.0
     clock.begin(asked_at=20.0)
     assert clock.remaining_s == 9.0
 
 
-def test_processor_time_counts_from_the_last_report(monkeypatch):
+def test_processor_time_counts_from_the_last_report():
     used = [7.0]
-    monkeypatch.setattr(turn_clock, "process_time", lambda: used[0])
-    clock = TurnClock("10s", worker=0, seed=0)
+    clock = TurnClock("10s", worker=0, seed=0, system=System(cpu_time=lambda: used[0]))
     clock.begin(asked_at=None)
     used[0] = 8.0
     assert clock.read_cpu_s() == 1.0
@@ -70,7 +72,7 @@ def test_processor_time_counts_from_the_last_report(monkeypatch):
 
 def test_delay_depends_on_the_worker_and_the_seed_only(now):
     def delays(worker, seed):
-        clock = TurnClock("exp:1s", worker, seed)
+        clock = TurnClock("exp:1s", worker, seed, System(monotonic=lambda: now[0]))
         found = []
         for _ in range(4):
             clock.begin(asked_at=None)

@@ -232,6 +232,36 @@ def test_waiting_worker_rejoins_and_continues(server):
     assert (len(server.reports()), server.worker.last.fate) == (2, Fate.ACCEPTED)
 
 
+def test_numbers_that_were_logged_before_the_server_was_lost_are_not_sent_to_the_next_one(server):
+    server.begin(version=7)
+    server.on_report = [server.die]
+    server.on_join = [lambda: server.assign(1, version=3)]
+    server.worker.log({"loss": 7.0})
+    server.step()  # the server dies while the worker waits
+    server.worker.log({"loss": 7.5})  # as a script does after its step
+    server.on_report = [lambda: server.assign(2, version=4, notice=ACCEPTED)]
+    server.step()
+    server.worker.log({"loss": 3.5})
+    server.on_report = [server.end]
+    server.step()
+    assert [report.scalars for report in server.reports()] == [{"loss": 7.0}, {}, {"loss": 3.5}]
+
+
+def test_numbers_of_a_void_turn_are_not_sent(server):
+    """The server was lost, and the worker has joined the next one, before its step."""
+    server.begin()
+    server.die()
+    server.on_join = [lambda: None]
+    server.on_request = [lambda: (server.send_state({}), server.assign(1, version=3))]
+    server.worker.requests.optimizer_state(0)
+    server.loss().backward()
+    server.worker.log({"loss": 7.0})
+    server.worker.push(0)
+    server.on_report = [server.end]
+    server.step()
+    assert [report.scalars for report in server.reports()] == [{}]
+
+
 def test_worker_rejoins_as_often_as_servers_are_lost(server):
     server.begin()
     server.on_report = [server.die]

@@ -54,7 +54,7 @@ def locate(folder: Path, source: Source, progress: DownloadProgress | None = Non
             "has the file with --data DIR"
         ) from error
     try:
-        with atomic_write(destination, alone=False) as partial, partial.open("wb") as file:
+        with atomic_write(destination, alone=False) as file:
             found = _download(source.url, file, progress or _ignore_progress)
             if found != source.sha256:
                 raise SpecError(

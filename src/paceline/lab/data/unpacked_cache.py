@@ -38,8 +38,8 @@ def cached(
     # torch's writer raises RuntimeError when the disk is full.
     with suppress(OSError, RuntimeError):
         cache.mkdir(parents=True, exist_ok=True)
-        with atomic_write(entry, alone=False) as partial:
-            torch.save(tensors, partial)
+        with atomic_write(entry, alone=False) as file:
+            torch.save(tensors, file)
     return tensors
 
 

@@ -6,7 +6,6 @@ imports this module and must start fast.
 """
 
 import atexit
-import ctypes
 import faulthandler
 import os
 import random
@@ -17,14 +16,17 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from paceline.errors import InternalError, PacelineError
 from paceline.run.launch.environment import Identity, adopt, identity
+from paceline.run.launch.prctl import adopt_orphans, die_with, set_process_name
+from paceline.run.launch.stack_dump import accept_requests
 from paceline.run.launch.stop_signals import STOP_SIGNALS
 
 __all__ = [
@@ -32,15 +34,14 @@ __all__ = [
     "ChildPipes",
     "Task",
     "call_at_success",
+    "decode_failure",
+    "encode_failure",
     "end_cleanly_at",
     "main",
-    "set_process_name",
 ]
 
-END_OF_FAILURE = b"\0"  # follows the text of a failure; no traceback contains it
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
+END_OF_FAILURE = b"\0"  # ends a failure; no traceback contains it
+_CODE_FOLLOWS = b"\x1e"
 
 _at_success: list[Callable[[], None]] = []
 _clean_ends: list[type[BaseException]] = []
@@ -55,6 +56,7 @@ class Task(msgspec.Struct, frozen=True, tag=1):
     folder: str  # its working directory
     seed: int
     threads: int
+    gets_socket: bool = False  # whether it is a server that the launcher gives its socket
 
 
 class ChildPipes(msgspec.Struct, frozen=True):
@@ -63,6 +65,7 @@ class ChildPipes(msgspec.Struct, frozen=True):
     out: int
     err: int
     failure: int  # for the exception that ended its script, or what the fault handler writes
+    listening: int | None = None  # the socket at the run's address; not None iff it is the server
 
 
 def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
@@ -79,7 +82,8 @@ def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
 
 
 def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
-    _die_with(parent)
+    die_with(parent)
+    adopt_orphans()  # so that the fork server finds what the script leaves behind
     os.setsid()  # so that Ctrl-C reaches only the launcher, which stops the run cleanly
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -92,9 +96,13 @@ def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable(pipes.failure)  # names the line that wrote to the read-only parameters
     os.register_at_fork(after_in_child=faulthandler.enable)  # not for processes of the script
+    accept_requests()
     os.chdir(task.folder)
     who = identity(task.variables)
     assert who is not None
+    if pipes.listening is not None:
+        os.set_inheritable(pipes.listening, False)
+        who = replace(who, listening_fd=pipes.listening)
     set_process_name("server" if who.worker is None else f"w{who.worker}")
     adopt(who, task.threads)
     sys.argv = [task.script, *task.arguments]
@@ -113,10 +121,25 @@ def _execute(task: Task, failure: int) -> int:
             print(end, file=sys.stderr, flush=True)
             return 0
         sys.stdout.flush()
+        code = error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
         with open(failure, "wb", closefd=False) as pipe:  # the fault handler still needs it
-            pipe.write(_text_of(error, task.script).encode(errors="replace") + END_OF_FAILURE)
-        return error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
+            pipe.write(encode_failure(_text_of(error, task.script), code))
+        return code
     return 0
+
+
+def encode_failure(text: str, code: int) -> bytes:
+    """Return what is written to the pipe for failures: the text, and the exit code of its error.
+
+    A script can exit with any code, so that of the process doesn't tell which error it was.
+    """
+    return text.encode(errors="replace") + _CODE_FOLLOWS + b"%d" % code + END_OF_FAILURE
+
+
+def decode_failure(data: bytes) -> tuple[str, int]:
+    """Return the text and the exit code that were encoded."""
+    text, _, code = data.removesuffix(END_OF_FAILURE).rpartition(_CODE_FOLLOWS)
+    return text.decode(errors="replace"), int(code)
 
 
 def _clean_end(error: BaseException) -> BaseException | None:
@@ -182,22 +205,6 @@ def _caller_in(stack: traceback.StackSummary, folder: Path) -> str:
         if path.is_relative_to(folder) and not is_installed:
             return f"{path.name}:{frame.lineno}: "
     return ""
-
-
-def set_process_name(name: str) -> None:
-    """Set the name that `ps -e` shows, which has at most 15 characters."""
-    _prctl(_PR_SET_NAME, f"paceline-{name}".encode())
-
-
-def _die_with(parent: int) -> None:
-    """Have the OS kill this process when its parent, the fork server, exits."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has already exited
-        os._exit(PacelineError.exit_code)
-
-
-def _prctl(option: int, value: Any) -> None:
-    ctypes.CDLL(None).prctl(option, value)
 
 
 def _seed(who: Identity, seed: int) -> None:

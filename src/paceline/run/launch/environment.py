@@ -20,6 +20,7 @@ _ADDRESS = "PACELINE_ADDRESS"
 _TOKEN_FILE = "PACELINE_TOKEN_FILE"
 _WORKER = "PACELINE_WORKER"
 _RUN_DIR = "PACELINE_RUN_DIR"
+_LISTENING_FD = "PACELINE_LISTENING_FD"
 _THREADS = "PACELINE_THREADS"
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch
 
@@ -32,6 +33,7 @@ class Identity:
     token_file: Path
     run_dir: Path
     worker: int | None  # None: it is the server
+    listening_fd: int | None = None  # the server's socket; None: it opens one at its address
 
     def token(self) -> str:
         """Read the token of the run; raise SpecError if it can't be read."""
@@ -54,6 +56,8 @@ def variables(who: Identity) -> dict[str, str]:
     }
     if who.worker is not None:
         found[_WORKER] = str(who.worker)
+    if who.listening_fd is not None:
+        found[_LISTENING_FD] = str(who.listening_fd)
     return found
 
 
@@ -94,11 +98,12 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     missing = [name for name in needed if not environ.get(name)]
     if missing:
         raise SpecError(f"{_ROLE} is {role!r}, but {', '.join(missing)} is not set")
-    worker = None
+    worker = listening_fd = None
+    if role == "server" and environ.get(_LISTENING_FD, "").isdecimal():
+        listening_fd = int(environ[_LISTENING_FD])
     if role == "worker":
         if not environ[_WORKER].isdecimal():
             raise SpecError(f"{_WORKER} must be the number of a worker, got {environ[_WORKER]!r}")
         worker = int(environ[_WORKER])
-    return Identity(
-        environ[_ADDRESS], Path(environ[_TOKEN_FILE]), Path(environ.get(_RUN_DIR, ".")), worker
-    )
+    run_dir = Path(environ.get(_RUN_DIR, "."))
+    return Identity(environ[_ADDRESS], Path(environ[_TOKEN_FILE]), run_dir, worker, listening_fd)

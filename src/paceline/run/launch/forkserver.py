@@ -4,45 +4,41 @@
 Theory of operation
     launcher                              fork server
                                     <-    Ready                  torch is loaded
-    Task, with three descriptors    ->
+    Task, with its descriptors      ->
                                     <-    Forked(pid), or NotForked(reason)
                                     <-    ChildExited(pid, code)       at any time
 
     An unnamed pair of sockets connects the two, without a file, folder or third process. When the
-    launcher exits, for whatever reason, the fork server sees the connection close and exits, too,
-    and the OS kills every process that was forked from it.
+    launcher exits, for whatever reason, the fork server sees the connection close. It kills every
+    process that was forked from it, ends what these have left behind, and exits. While it is still
+    importing, and there is nothing to end, the OS kills it together with the launcher.
 """
 
 import ast
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import msgspec
 
 from paceline.errors import PacelineError, PeerLost
-from paceline.run.launch.child import ChildPipes, Task, main, set_process_name
+from paceline.run.launch.child import ChildPipes, Task
 from paceline.run.launch.environment import large_pages
+from paceline.run.launch.fork_loop import ChildExited, Forked, NotForked, Ready, pair_channel
 from paceline.run.launch.stop_signals import STOP_SIGNALS
-from paceline.run.net.channel import MEMBER_LIMIT, Channel
+from paceline.run.net.channel import Channel
 
 __all__ = [
     "PRELOAD",
-    "ChildExited",
     "ForkServer",
     "describe_exit",
     "modules_of",
-    "preload",
-    "serve",
 ]
 
 # Creating an optimizer imports torch._dynamo, which takes as long as importing torch.
@@ -54,38 +50,17 @@ EXIT_S = 5.0  # for the process to exit after its connection closed
 # load stays, so it is frozen: no process has to traverse it again.
 _PROGRAM = """
 import gc, sys
-gc.disable()
 sys.path[:] = {path!r}
+from paceline.run.launch.prctl import die_with
+die_with({launcher})
+gc.disable()
 import {preload}
-from paceline.run.launch.forkserver import preload, serve
+from paceline.run.launch.fork_loop import preload, serve
 preload({also!r})
 gc.enable()
 gc.freeze()
 serve({fd})
 """
-
-
-class Ready(msgspec.Struct, frozen=True, tag=2):
-    """Everything is imported."""
-
-
-class Forked(msgspec.Struct, frozen=True, tag=3):
-    """The requested process was forked."""
-
-    pid: int
-
-
-class NotForked(msgspec.Struct, frozen=True, tag=4):
-    """The requested process could not be forked."""
-
-    reason: str
-
-
-class ChildExited(msgspec.Struct, frozen=True, tag=5):
-    """A forked process exited."""
-
-    pid: int
-    code: int  # negative: the signal that killed it
 
 
 class ForkServer:
@@ -114,7 +89,9 @@ class ForkServer:
         # Use the options that this Python was started with.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # private, so it has no types
         preload = ", ".join(PRELOAD)
-        program = _PROGRAM.format(path=sys.path, preload=preload, also=self._also, fd=fd)
+        program = _PROGRAM.format(
+            path=sys.path, launcher=os.getpid(), preload=preload, also=self._also, fd=fd
+        )
         # A signal to the whole process group (a closed terminal, `timeout`) is for the launcher.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
@@ -130,7 +107,7 @@ class ForkServer:
             raise PacelineError(f"cannot start a process: {error.strerror}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._link = _channel(ours, _from_forkserver)
+        self._link = pair_channel(ours, _from_forkserver)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the process is ready, or a child exited."""
@@ -171,10 +148,13 @@ class ForkServer:
         return found
 
     def close(self) -> None:
-        """Kill the process, and with it everything forked from it."""
+        """End the process, everything forked from it, and what that has started."""
         if self._process is not None and self._link is not None:
             self._link.close()
-            self._process.kill()  # it may still be importing
+            if self._is_ready:  # otherwise it is still importing
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(EXIT_S)
+            self._process.kill()
             self._process.wait()
         self._process = self._link = None
         self._is_ready = False
@@ -183,7 +163,8 @@ class ForkServer:
     def _send(self, task: Task, pipes: ChildPipes) -> None:
         assert self._link is not None
         try:
-            self._link.send(task, pipes.out, pipes.err, pipes.failure)
+            socket_ = () if pipes.listening is None else (pipes.listening,)
+            self._link.send(task, pipes.out, pipes.err, pipes.failure, *socket_)
         except PeerLost:
             raise self._lost() from None
 
@@ -230,79 +211,4 @@ def modules_of(script: Path) -> list[str]:
     return [name for name in found if name.partition(".")[0] not in local]
 
 
-# --------------------------------------------------------------------------- the fork server's side
-
-
-def preload(names: list[str]) -> None:
-    """Import these modules; the script itself reports one that can't be imported."""
-    for name in names:
-        with suppress(Exception, SystemExit):
-            import_module(name)
-
-
-def serve(fd: int) -> NoReturn:
-    """Fork a process for each task until the launcher is gone."""
-    set_process_name("forks")
-    link = _channel(socket.socket(fileno=fd), _from_launcher)
-    waker, woken = socket.socketpair()
-    waker.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup is enough
-    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    poll = select.poll()
-    poll.register(link, select.POLLIN)
-    poll.register(woken, select.POLLIN)
-    try:
-        link.send(Ready())
-        while True:
-            ready = [fd for fd, _ in poll.poll()]
-            if woken.fileno() in ready:
-                woken.recv(4096)
-                _report_exited(link)
-            if fd in ready:
-                for task in link.receive_nowait():
-                    _fork(link, task, (waker, woken))
-    except PeerLost:
-        os._exit(0)  # which kills everything forked here
-
-
-def _fork(link: Channel[Task], task: Task, others: tuple[socket.socket, ...]) -> None:
-    fds = [link.take_fd() for _ in range(3)]
-    parent = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError as error:
-        pid = -1
-        answer: Forked | NotForked = NotForked(error.strerror or str(error))
-    else:
-        answer = Forked(pid)
-    if pid == 0:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        link.close()
-        for other in others:
-            other.close()
-        main(task, ChildPipes(*fds), parent)
-    for fd in fds:
-        os.close(fd)
-    link.send(answer)
-
-
-def _report_exited(link: Channel[Task]) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        link.send(ChildExited(pid, os.waitstatus_to_exitcode(status)))
-
-
-def _channel(sock: socket.socket, decode: Callable[[bytes], Any]) -> Channel[Any]:
-    channel: Channel[Any] = Channel(sock, decode, MEMBER_LIMIT)
-    channel.trust(decode)  # an unnamed pair of sockets needs no authentication
-    return channel
-
-
 _from_forkserver = msgspec.msgpack.Decoder(Ready | Forked | NotForked | ChildExited).decode
-_from_launcher = msgspec.msgpack.Decoder(Task).decode

@@ -13,12 +13,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from typing import NamedTuple, Protocol, TextIO
 
-from paceline.run.launch.child import END_OF_FAILURE, ChildPipes
+from paceline.run.launch.child import END_OF_FAILURE, ChildPipes, decode_failure
 
 __all__ = [
     "Failure",
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 BAR_S = 5.0  # between two displays of a progress bar
+LINE_BYTES_MAX = 1 << 20  # a longer line is split, so that the launcher doesn't have to hold it
 
 _UP = b"\x1b[A"  # cursor up: tqdm writes it after each state of a bar below another
 
@@ -104,7 +105,9 @@ class OutputStream:
     name: str  # of the process
     fd: int
     to: TextIO | None  # None: it is for failures
-    rest: bytes = b""  # an unfinished line; begins with \r iff it overwrites earlier states
+    rest: bytearray = field(default_factory=bytearray)
+    """An unfinished line; begins with \\r iff it overwrites earlier states."""
+
     overwritten: bytes = b""  # the last of these states
     is_quiet: bool = False  # only errors are shown
     is_erased: bool = False  # a bar was overwritten with spaces, so an ordinary line follows
@@ -117,7 +120,7 @@ class OutputStream:
         """The current state of a progress bar; empty: there is none."""
         if not self.rest.startswith(b"\r"):
             return b""
-        return next(iter(_states(self.rest)), self.overwritten)
+        return next(iter(_states(bytes(self.rest))), self.overwritten)
 
 
 class _SplitOutput(NamedTuple):
@@ -132,6 +135,7 @@ class Failure:
     """The exception that ended a script."""
 
     text: str
+    code: int  # of the error: that of its class if it is Paceline's own
     same_as: str  # the process that failed like this first; "": this one is the first
 
 
@@ -147,7 +151,7 @@ class Output:
         self._streams: dict[str, list[OutputStream]] = {}
         self._first: dict[str, str] = {}  # failures that were shown, and the process that had each
         self._failures: dict[str, Failure] = {}  # of processes that haven't exited yet
-        self._faults: dict[str, bytes] = {}  # likewise: what the fault handler wrote
+        self._faults: dict[str, bytearray] = {}  # likewise: what the fault handler wrote
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
@@ -209,7 +213,7 @@ class Output:
 
     def take_fault(self, name: str, shows: bool) -> str:
         """Return what the fault handler of a process that exited wrote; show it if `shows`."""
-        report = self._faults.pop(name, b"")
+        report = bytes(self._faults.pop(name, b""))
         if report:
             lines = report.rstrip(b"\n").split(b"\n")
             self._save(name, lines)
@@ -235,10 +239,10 @@ class Output:
             self._faults[stream.name] = stream.rest  # unless the rest of an exception follows
             return
         self._faults.pop(stream.name, None)
-        failure, stream.rest = stream.rest.removesuffix(END_OF_FAILURE), b""
-        lines = failure.rstrip(b"\n").split(b"\n")
-        text = failure.decode(errors="replace")
-        self._failures[stream.name] = Failure(text, self._first.get(text, ""))
+        text, code = decode_failure(bytes(stream.rest))
+        stream.rest = bytearray()
+        lines = text.encode().rstrip(b"\n").split(b"\n")
+        self._failures[stream.name] = Failure(text, code, self._first.get(text, ""))
         self._save(stream.name, lines)
         if text not in self._first:
             self._first[text] = stream.name
@@ -273,7 +277,13 @@ class Output:
 
 def _split(stream: OutputStream, data: bytes) -> _SplitOutput:
     """Return the lines that are complete now; at the end of the stream, all that is left."""
-    text = stream.rest + data
+    if data and b"\n" not in data and b"\r" not in data:
+        # Look at the line only when it ends: output without line breaks arrives in many pieces.
+        stream.rest += data
+        if len(stream.rest) <= LINE_BYTES_MAX:
+            return _SplitOutput([], [])
+        data = b"\n"
+    text = bytes(stream.rest) + data
     while (up_and_down := _UP + b"\n") in text:
         text = text.replace(up_and_down, b"")
     text = text.replace(b"\r\n", b"\n")
@@ -298,7 +308,7 @@ def _split(stream: OutputStream, data: bytes) -> _SplitOutput:
     states = _states(before)
     lines.saved.extend(states)
     stream.overwritten = states[-1] if states else stream.overwritten
-    stream.rest = end + after
+    stream.rest = bytearray(end + after)
     return lines
 
 

@@ -6,21 +6,36 @@ The launcher decides which process is started, and when.
 
 import os
 import signal
+import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.child import Task
 from paceline.run.launch.environment import Identity, variables
-from paceline.run.launch.fault_report import faulting_line
+from paceline.run.launch.fault_report import FaultLine, faulting_line
 from paceline.run.launch.forkserver import ForkServer, describe_exit
 from paceline.run.launch.output import Failure, Output
 from paceline.run.launch.restarts import RestartBackoff
+from paceline.run.launch.stack_dump import StackRequest, request_stack
 from paceline.run.settings import Settings
 
 __all__ = ["Child", "Processes"]
+
+_CRASHES = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+)
+"""Signals that a process gets for what it has done itself."""
 
 
 @dataclass(eq=False)
@@ -33,24 +48,37 @@ class Child:
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     pid: int | None = None  # not None iff it is running
     code: int = 0  # exit code of the last exit
+    error_code: int = 0  # exit code of the error that ended its script the last time; 0: none did
     exit_text: str = ""  # the last exit in words
     failure: str = ""  # why the script failed the last time; "": it didn't
     start_at: float | None = None  # when it will be restarted; None: it won't
     is_killed: bool = False  # by the launcher
     is_broken: bool = False  # it is a worker whose script caused a segmentation fault
 
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it is running."""
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+    @property
+    def has_failed(self) -> bool:
+        """Whether its script failed or crashed the last time.
+
+        It is not a failure to be killed, or to lose the server: that one has died, or has ended
+        the run while the worker was stopped (SIGSTOP).
+        """
+        has_lost_server = self.error_code == PeerLost.exit_code
+        return (self.code > 0 and not has_lost_server) or -self.code in _CRASHES
 
 
 class Processes:
     """The running processes of a run."""
 
-    def __init__(self, forkserver: ForkServer, output: Output, settings: Settings) -> None:
+    def __init__(
+        self,
+        forkserver: ForkServer,
+        output: Output,
+        settings: Settings,
+        listening: socket.socket | None = None,
+    ) -> None:
+        """`listening`: the socket for the server; None: it opens its own."""
         self._forkserver = forkserver
+        self._listening = listening
         self._output = output
         self._settings = settings
         self._running: dict[int, Child] = {}  # by pid
@@ -62,6 +90,7 @@ class Processes:
     def start(self, child: Child) -> None:
         """Start a process; raise PacelineError if the OS can't create one."""
         settings = self._settings
+        listening = self._listening if child.who.worker is None else None
         task = Task(
             variables=variables(child.who),
             script=settings.script,
@@ -69,10 +98,13 @@ class Processes:
             folder=settings.folder,
             seed=settings.spec.seed,
             threads=child.threads,
+            gets_socket=listening is not None,
         )
         try:
             is_quiet = settings.output == "first" and bool(child.who.worker)
             pipes = self._output.open_pipes(child.name, is_quiet)
+            if listening is not None:
+                pipes = msgspec.structs.replace(pipes, listening=listening.fileno())
         except OSError as error:
             raise PacelineError(f"cannot start a process: {error.strerror}") from None
         try:
@@ -92,6 +124,7 @@ class Processes:
                 continue
             failure = self._output.drain(child.name)
             child.pid, child.code = None, exited.code
+            child.error_code = failure.code if failure and exited.code > 0 else 0
             child.is_broken = -exited.code == signal.SIGSEGV and child.who.worker is not None
             # A worker that was killed while it crashed wrote only a part of its report.
             shows = not (child.is_broken or child.is_killed)
@@ -100,7 +133,7 @@ class Processes:
             if child.is_broken:
                 child.exit_text += self._explain_fault(report)
             # Losing the server is not a failure of the script: the server may be back soon.
-            is_own = exited.code > 0 and exited.code != PeerLost.exit_code
+            is_own = exited.code > 0 and child.error_code != PeerLost.exit_code
             child.failure = (failure.text if failure else child.exit_text) if is_own else ""
             found.append(child)
         return found
@@ -115,6 +148,20 @@ class Processes:
             "optimizer.register_step_post_hook() before run.prepare(); it runs on the server after "
             "each step"
         )
+
+    def ask_stack(self, child: Child) -> StackRequest | None:
+        """Ask a process where it is; None: it can't tell."""
+        return None if child.pid is None else request_stack(child.pid)
+
+    def stack_line(self, request: StackRequest) -> FaultLine | None:
+        """Return the innermost line of the script in a stack; None: it isn't written yet."""
+        return faulting_line(request.read(), Path(self._settings.script).parent)
+
+    def signal(self, child: Child, number: int) -> None:
+        """Send a signal to a process, if it is running."""
+        if child.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, number)
 
     def kill(self, spared: Child | None = None) -> None:
         """Kill all running processes except `spared`, and say so."""
@@ -134,11 +181,7 @@ class Processes:
 
     def _kill(self, children: Iterable[Child]) -> None:
         for child in children:
-            assert child.pid is not None
-            with suppress(ProcessLookupError, PermissionError):
-                # The group includes what its script started; it may not be a group leader yet.
-                os.killpg(child.pid, signal.SIGKILL)
-            child.signal(signal.SIGKILL)
+            self.signal(child, signal.SIGKILL)  # the fork server ends what its script started
 
     def forget(self) -> None:
         """Forget all processes, because the OS killed them."""

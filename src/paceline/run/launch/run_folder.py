@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import SpecError
+from paceline.files import DISK, Disk, atomic_write
 from paceline.run.launch.environment import Identity
 from paceline.run.net.handshake import new_token
 from paceline.run.settings import Settings
@@ -96,17 +97,19 @@ def is_locked(run_dir: Path) -> bool:
     return False
 
 
-def write_run_files(run_dir: Path, settings: Settings) -> Identity:
+def write_run_files(run_dir: Path, settings: Settings, disk: Disk = DISK) -> Identity:
     """Write what the processes of a run need; return the identity of the server."""
-    settings.write(run_dir / (NEXT_SPEC if (run_dir / SPEC).exists() else SPEC))
+    settings.write(run_dir / (NEXT_SPEC if (run_dir / SPEC).exists() else SPEC), disk)
     address = f"unix:@paceline-{secrets.token_hex(16)}"
     token_file = run_dir / "token"
     try:
-        token_file.touch(mode=0o600)
-        token_file.write_text(new_token(), encoding="ascii")
-        (run_dir / "address").write_text(address, encoding="ascii")
-        for partial in (run_dir / "checkpoints").glob("*.partial"):  # of a killed run
-            partial.unlink()
+        disk.unlink(token_file)  # others may have permission to read an older one
+        with disk.open(token_file, "xb", permissions=0o600) as file:
+            file.write(new_token().encode("ascii"))
+        with disk.open(run_dir / "address", "wb") as file:
+            file.write(address.encode("ascii"))
+        for unfinished in (run_dir / "checkpoints").glob("*.partial"):  # of a killed run
+            disk.unlink(unfinished)
     except OSError as error:
         raise SpecError(f"cannot write to the run folder: {error}") from None
     return Identity(address, token_file, run_dir, None)
@@ -148,26 +151,26 @@ def is_resumed(run_dir: Path) -> bool:
     return (run_dir / NEXT_SPEC).exists()
 
 
-def commit_spec(run_dir: Path) -> None:
+def commit_spec(run_dir: Path, disk: Disk = DISK) -> None:
     """Make the pending settings those of the run, because its server has accepted them."""
     try:
-        (run_dir / FINISHED).unlink(missing_ok=True)
+        disk.unlink(run_dir / FINISHED)
         with suppress(FileNotFoundError):  # a new run, or a restarted server
-            (run_dir / NEXT_SPEC).replace(run_dir / SPEC)
+            disk.replace(run_dir / NEXT_SPEC, run_dir / SPEC)
     except OSError as error:
         raise SpecError(f"cannot write {run_dir / SPEC}: {error.strerror}") from None
 
 
-def discard_pending_spec(run_dir: Path) -> None:
+def discard_pending_spec(run_dir: Path, disk: Disk = DISK) -> None:
     """Remove settings that no server has accepted; the run is over."""
     with suppress(OSError):
-        (run_dir / NEXT_SPEC).unlink(missing_ok=True)
+        disk.unlink(run_dir / NEXT_SPEC)
 
 
-def mark_finished(run_dir: Path, version: int) -> None:
+def mark_finished(run_dir: Path, version: int, disk: Disk = DISK) -> None:
     """Note that the run is complete, so that a resume has nothing to do; ignore a full disk."""
-    with suppress(OSError):
-        (run_dir / FINISHED).write_text(f"{version}\n", encoding="ascii")
+    with suppress(OSError), atomic_write(run_dir / FINISHED, disk=disk) as file:
+        file.write(f"{version}\n".encode("ascii"))
 
 
 def finished_at(run_dir: Path) -> int | None:

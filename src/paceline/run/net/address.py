@@ -10,25 +10,41 @@ from contextlib import suppress
 
 from paceline.errors import PeerLost, SpecError
 
-__all__ = ["accept", "dial", "listen"]
+__all__ = ["accept", "bind", "dial", "listen", "listen_on"]
 
 BACKLOG = 1024
 
 
-def listen(address: str) -> socket.socket:
-    """Return a non-blocking socket that listens at the address; raises SpecError if it can't."""
+def bind(address: str) -> socket.socket:
+    """Return a socket that has the address, but doesn't listen; raises SpecError if it can't.
+
+    While it is open, no other process can have the address.
+    """
     family, target = _parse(address)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(target)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
     except OSError as error:
         sock.close()
         raise SpecError(f"cannot listen at {address}: {error.strerror or error}") from None
     return sock
+
+
+def listen_on(sock: socket.socket) -> socket.socket:
+    """Let a socket that has its address listen, without blocking; return it.
+
+    If another process listened on it before, pending connections are kept and accepted here.
+    """
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def listen(address: str) -> socket.socket:
+    """Return a non-blocking socket that listens at the address; raises SpecError if it can't."""
+    return listen_on(bind(address))
 
 
 def accept(listening: socket.socket) -> socket.socket | None:

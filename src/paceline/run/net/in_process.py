@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from numbers import Integral, Real
 from threading import Condition
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,11 +37,19 @@ from paceline.run.net.messages import (
     encode,
 )
 from paceline.run.net.transport import OpenedSlot
+from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.layout import Layout, Views, dtype_of, lay_out_constants, tensors
 from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.tensors.version_buffers import ParameterBuffer
 
-__all__ = ["InProcessNetwork", "InProcessPeer", "InProcessStore", "InProcessWorker"]
+__all__ = [
+    "InProcessNetwork",
+    "InProcessPeer",
+    "InProcessStore",
+    "InProcessWorker",
+    "Queue",
+    "Waiting",
+]
 
 T = TypeVar("T")
 
@@ -89,12 +97,26 @@ class _SentState(NamedTuple):
     value: Any
 
 
-class _Queue(Generic[T]):
+class Waiting(Protocol):
+    """How the two sides wait for each other: a `threading.Condition`, or one on a virtual clock."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> Any: ...
+
+    def wait_for(self, is_met: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until this is met, or for this long; return whether it is."""
+
+    def notify_all(self) -> None:
+        """Have those that wait look again."""
+
+
+class Queue(Generic[T]):
     """One direction of a connection."""
 
     def __init__(
         self,
-        changed: Condition,
+        changed: Waiting,
         decode: Callable[[bytes], T],
         on_attached: Callable[[Any], None] = lambda _: None,
     ) -> None:
@@ -119,9 +141,11 @@ class _Queue(Generic[T]):
             self._changed.notify_all()
 
     def has_news(self) -> bool:
+        """Return whether there is a message, or the connection was closed."""
         return bool(self._bodies) or self.is_closed
 
     def wait(self, timeout_s: float | None) -> bool:
+        """Wait for news, or for this long; return whether there is any."""
         with self._changed:
             return self._changed.wait_for(self.has_news, timeout_s)
 
@@ -140,6 +164,7 @@ class _Queue(Generic[T]):
         return message
 
     def close(self) -> None:
+        """Close it; messages that were sent before can still be taken."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
@@ -151,7 +176,7 @@ class InProcessPeer:
     pid: int | None = None
 
     def __init__(
-        self, inbox: _Queue[FromWorker], outbox: _Queue[FromServer], store: InProcessStore
+        self, inbox: Queue[FromWorker], outbox: Queue[FromServer], store: InProcessStore
     ) -> None:
         self._inbox = inbox
         self._inbox.on_attached = self._on_attached
@@ -219,7 +244,7 @@ class InProcessWorker:
 
     shares_clock = True
 
-    def __init__(self, inbox: _Queue[FromServer], outbox: _Queue[FromWorker]) -> None:
+    def __init__(self, inbox: Queue[FromServer], outbox: Queue[FromWorker]) -> None:
         self._inbox = inbox
         self._inbox.on_attached = self._on_attached
         self._outbox = outbox
@@ -287,22 +312,33 @@ class InProcessNetwork:
     It has the interface of the server's `Listener`.
     """
 
-    def __init__(self, store: InProcessStore) -> None:
+    def __init__(
+        self,
+        store: InProcessStore,
+        changed: Waiting | None = None,
+        system: System = SYSTEM,
+    ) -> None:
+        """`changed`: how both sides wait, if not with threads."""
+        self.system = system
         self._store = store
-        self._changed = Condition()
+        self._changed = changed or Condition()
         self._peers: list[InProcessPeer] = []
         self._is_shut_down = False
         self.stop_wanted = False
 
     def connect(self) -> InProcessWorker:
         """Return a worker's end of a new connection; raises PeerLost if the server is gone."""
-        to_server: _Queue[FromWorker] = _Queue(self._changed, decode_worker)
-        to_worker: _Queue[FromServer] = _Queue(self._changed, decode_server)
+        to_server: Queue[FromWorker] = self.new_queue(decode_worker)
+        to_worker: Queue[FromServer] = self.new_queue(decode_server)
         with self._changed:
             if self._is_shut_down:
                 raise PeerLost("the server has shut down")
             self._peers.append(InProcessPeer(to_server, to_worker, self._store))
         return InProcessWorker(to_worker, to_server)
+
+    def new_queue(self, decode: Callable[[bytes], T]) -> Queue[T]:
+        """Return one direction of a new connection."""
+        return Queue(self._changed, decode)
 
     def wait(self, timeout_s: float | None) -> list[InProcessPeer]:
         """Wait until a peer has news, or for this long; return the peers that do."""

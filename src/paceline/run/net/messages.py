@@ -132,6 +132,8 @@ class Join(_Message, tag=4, frozen=True):
     release: Name  # of Paceline
     spec: StateSpec
     ahead: tuple[Count, ...] = ()  # batches of each stream that it wants to hold
+    session: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    """Identifies the process, which may connect again before its old connection is closed."""
 
 
 class Welcome(_Message, tag=5, frozen=True):
@@ -302,6 +304,12 @@ class RunProgress(_Message, tag=21, frozen=True):
     have_scripts_ended: bool  # worker 0, or every worker, had ended its script before the stop
     ended_at: Count | None = None  # the last version; not None iff everything is written
     end_reason: Text = ""  # "finished", "stopped", or why the run failed
+    is_saving: bool = False  # the server writes the result, and doesn't answer meanwhile
+    is_told: bool = False  # workers have been told of the end
+    computing: dict[WorkerNumber, Amount] = msgspec.field(default_factory=dict)
+    """After the last update: workers whose turn isn't over, and how long their longest one took."""
+    waiting_s: dict[WorkerNumber, Amount] = msgspec.field(default_factory=dict)
+    """For which workers the run has been waiting for unusually long, and for how long."""
 
 
 class StopRun(_Message, tag=22, frozen=True):

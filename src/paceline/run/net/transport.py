@@ -42,10 +42,18 @@ from paceline.run.net.messages import (
     StateUpload,
     Welcome,
 )
+from paceline.run.system import System
 from paceline.run.tensors.layout import Views
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
 
-__all__ = ["Connections", "OpenedSlot", "PeerEnd", "TensorStore", "WorkerEnd"]
+__all__ = [
+    "Connections",
+    "OpenedSlot",
+    "PeerEnd",
+    "ServerConnections",
+    "TensorStore",
+    "WorkerEnd",
+]
 
 
 class OpenedSlot(NamedTuple):
@@ -134,6 +142,10 @@ class Connections(Protocol):
 
     stop_wanted: bool
 
+    @property
+    def system(self) -> System:
+        """The system whose clock `wait` uses."""
+
     def wait(self, timeout_s: float | None) -> list[Any]:
         """Wait until a peer has news, or for this long; return the peers that do."""
 
@@ -142,3 +154,10 @@ class Connections(Protocol):
 
     def shut_down(self) -> None:
         """Close everything."""
+
+
+class ServerConnections(Connections, Protocol):
+    """Connections of a server process, which signals can stop."""
+
+    def stop_on(self, *signals: int) -> None:
+        """Let these signals set `stop_wanted` and wake up `wait`."""

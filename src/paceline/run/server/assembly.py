@@ -2,9 +2,12 @@
 """Build a server from its parts, and serve a run to its end."""
 
 import signal
+import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -17,21 +20,27 @@ from paceline.core.ledger import Origin
 from paceline.leases import BatchOrder, LeaseBook
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.run_folder import commit_spec, is_resumed
-from paceline.run.net.address import listen
+from paceline.run.net.address import listen, listen_on
+from paceline.run.net.channel import Channel
 from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
+from paceline.run.net.transport import ServerConnections, TensorStore
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.cores import available_cores
 from paceline.run.server.export_weights import write_weights
 from paceline.run.server.listener import Listener
-from paceline.run.server.recorder import Recorder
+from paceline.run.server.recorder import Mark, Recorder
 from paceline.run.server.server import Server
 from paceline.run.settings import Settings, parse_every
+from paceline.run.system import System
+from paceline.run.tensors.finite_check import first_spoiled
+from paceline.run.tensors.group_options import ignored_changes
 from paceline.run.tensors.layout import TrainingState
 from paceline.run.tensors.shard import Shard
+from paceline.run.tensors.state_spec import StateSpec
 from paceline.trace.schema import EPOCH_SAMPLES, Header
 
-__all__ = ["serve_run"]
+__all__ = ["LocalHost", "ServerHost", "TrainedObjects", "serve_run"]
 
 # Below this, waiting for a second thread on a busy machine costs more than it saves (measured).
 WORTH_THREADS_BYTES = 32 * 2**20
@@ -39,23 +48,61 @@ WORTH_THREADS_BYTES = 32 * 2**20
 _say = partial(print, flush=True)
 
 
-def serve_run(
-    identity: Identity,
-    settings: Settings,
-    state: TrainingState,
-    models: Sequence[nn.Module],
-    schedulers: Sequence[LRScheduler],
-    orders: Sequence[BatchOrder | None],
-) -> str:
+@dataclass(frozen=True)
+class TrainedObjects:
+    """What the script trains: the server's own copies."""
+
+    state: TrainingState
+    models: Sequence[nn.Module]
+    schedulers: Sequence[LRScheduler] = ()
+    orders: Sequence[BatchOrder | None] = ()
+
+
+class ServerHost(Protocol):
+    """Where a server runs: its memory, and how workers reach it."""
+
+    def new_store(self, spec: StateSpec) -> TensorStore:
+        """Return memory for tensors of this kind."""
+
+    def listen(self, store: Any) -> ServerConnections:
+        """Accept connections; raises SpecError if that is impossible."""
+
+
+class LocalHost:
+    """This machine: memory that workers share, and a socket."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._address = identity.address
+        self._token = identity.token()
+        self._listening_fd = identity.listening_fd
+
+    def new_store(self, spec: StateSpec) -> SharedMemoryStore:
+        """Return memory that workers can map."""
+        return SharedMemoryStore(spec)
+
+    def listen(self, store: SharedMemoryStore) -> Listener:
+        """Listen at the address of the run, with the launcher's socket if it has given us one."""
+
+        def open_peer(channel: Channel[Any]) -> SharedMemoryPeer:
+            return SharedMemoryPeer(channel, store)
+
+        if self._listening_fd is None:
+            listening = listen(self._address)
+        else:
+            listening = listen_on(socket.socket(fileno=self._listening_fd))
+        return Listener(listening, self._token, open_peer, _say)
+
+
+def serve_run(run_dir: Path, settings: Settings, trained: TrainedObjects, host: ServerHost) -> str:
     """Serve a run to its end; return why it failed, "" if it didn't.
 
     It continues from the newest checkpoint in the run's folder, if there is one.
     """
-    store = SharedMemoryStore(state.spec)
+    store = host.new_store(trained.state.spec)
     policy = settings.parse_policy()
     shard = Shard(
-        state,
-        schedulers,
+        trained.state,
+        trained.schedulers,
         store,
         versions_kept=policy.versions_kept,
         ema=settings.ema,
@@ -64,19 +111,12 @@ def serve_run(
     )
     if shard.size_bytes < WORTH_THREADS_BYTES:
         torch.set_num_threads(1)
-    token = identity.token()  # raises if it can't be read, so before there is a socket to close
     # Listen before touching any file: if another server is there, nothing in the folder is ours.
-    listener = Listener(
-        listen(identity.address),
-        token,
-        lambda channel: SharedMemoryPeer(channel, store),
-        _say,
-    )
+    connections = host.listen(store)
     try:
-        book = LeaseBook(orders)
-        server = _make_server(identity.run_dir, settings, shard, models, listener, book)
+        server = _make_server(run_dir, settings, shard, trained, connections)
     except BaseException:
-        listener.shut_down()
+        connections.shut_down()
         raise
     return server.serve()
 
@@ -85,33 +125,42 @@ def _make_server(
     run_dir: Path,
     settings: Settings,
     shard: Shard,
-    models: Sequence[nn.Module],
-    listener: Listener,
-    book: LeaseBook,
+    trained: TrainedObjects,
+    connections: ServerConnections,
 ) -> Server:
     """Return a server of the run in this folder, which it begins or continues."""
-    policy = settings.parse_policy()
-    archive = Archive(run_dir / "checkpoints", _say)
+    policy, system = settings.parse_policy(), connections.system
+    book = LeaseBook(trained.orders)
+    archive = Archive(
+        run_dir / "checkpoints",
+        _say,
+        disk=system.disk,
+        start=system.start_thread,
+        first_spoiled=first_spoiled,
+    )
     saved = archive.load()
     if saved is not None:
+        in_script = shard.first_options
         shard.load_state_dict(saved.version, saved.shard)
+        if line := ignored_changes(in_script, shard.first_options, shard.state.optimizers):
+            _say(line)
     header = msgspec.structs.replace(
         Header.of("run", policy, settings.spec, _about(book)),
         cores=available_cores(),
         optimizers=len(shard.state.optimizers),
     )
-    recorder, origin = _open_recorder(run_dir / "trace.jsonl", header, saved)
-    export = partial(_export, run_dir, models, shard)
+    recorder, origin = _open_recorder(run_dir / "trace.jsonl", header, saved, system)
+    export = partial(write_weights, run_dir, trained.models, shard, system.disk)
     every = parse_every(settings.checkpoint_every)
-    checkpointer = Checkpointer(archive, every, export, _say)
-    listener.stop_on(signal.SIGTERM, signal.SIGINT)
+    checkpointer = Checkpointer(archive, every, export, _say, recorder)
+    connections.stop_on(signal.SIGTERM, signal.SIGINT)
     decider = Decider(policy, settings.spec, origin)
     decider.leases = book
-    server = Server(settings, decider, shard, listener, recorder, checkpointer)
+    server = Server(settings, decider, shard, connections, recorder, checkpointer)
     server.expect_launcher()
     if saved is not None:
         server.restore(saved)
-    commit_spec(run_dir)
+    commit_spec(run_dir, system.disk)
     return server
 
 
@@ -122,10 +171,14 @@ def _about(book: LeaseBook) -> dict[str, str]:
     return {"torch": str(torch.__version__), **epoch}
 
 
-def _open_recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Recorder, Origin]:
+def _open_recorder(
+    path: Path, header: Header, saved: Saved | None, system: System
+) -> tuple[Recorder, Origin]:
     """Begin or continue the trace; return it and where the run starts from."""
     is_new = not path.exists()
-    recorder = Recorder(path, header, begins_anew=is_new)
+    recorder = Recorder(
+        path, header, begins_anew=is_new, disk=system.disk, wall_clock=system.wall_time
+    )
     if is_new and saved is None:
         return recorder, NOTHING
     if saved is None:
@@ -133,14 +186,9 @@ def _open_recorder(path: Path, header: Header, saved: Saved | None) -> tuple[Rec
         origin = NOTHING
     else:
         origin = Origin(saved.version, memory=saved.memory, samples=saved.samples)
+        if not recorder.holds(saved.version, Mark(*saved.trace)):
+            _say("the trace is missing records from before the last checkpoint: recorded as a gap")
+            recorder.note_gap(origin, saved.data)
     data = [] if saved is None else saved.data
     restored = recorder.restore(header, origin, is_resumed(path.parent), data)
     return recorder, restored.origin()
-
-
-def _export(run_dir: Path, models: Sequence[nn.Module], shard: Shard) -> None:
-    """Write the weights; a run that has ended doesn't fail because of a full disk."""
-    try:
-        write_weights(run_dir, models, shard)
-    except Exception as error:  # a script's model may hold anything
-        _say(f"cannot write the weights: {error!r}")

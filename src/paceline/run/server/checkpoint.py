@@ -10,27 +10,26 @@ A thread writes the file. It only handles bytes that were copied for it and that
 """
 
 import os
-import struct
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from paceline.errors import CheckpointError, PacelineError, SpecError
-from paceline.files import atomic_write
+from paceline.files import DISK, Disk, DiskFile, atomic_write
+from paceline.run.server.checkpoint_file import FORMAT, MAGIC, SIZES, checkpoint_files
+from paceline.run.system import BackgroundWork, start_thread
 from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_packing import pack, unpack
 
 __all__ = ["KEPT", "Archive", "Saved", "Snapshot"]
 
 KEPT = 2  # so that there is one to fall back on
-MAGIC = b"paceline checkpoint 1\n"
-_SIZES = struct.Struct("<QQQII")  # bytes of tree, positions, tensors; checksums of the two, tensors
 _CHUNK = 8 << 20
 
 
@@ -50,6 +49,9 @@ class Saved:
     positions: dict[int, bytes]  # of the workers in their data, encoded by them
     data: list[Any] = field(default_factory=list)
     """By stream: samples done, the next batch, batches that aren't done."""
+    skipped: int = 0  # updates that were made without a step
+    trace: tuple[int, int] = (0, 0)
+    """Bytes of the trace that had been written, and their CRC-32."""
 
 
 class Snapshot(NamedTuple):
@@ -70,6 +72,10 @@ class Snapshot(NamedTuple):
         body, fd = pack(tree, "checkpoint")
         return cls(saved.version, body, fd)
 
+    def close(self) -> None:
+        """Free its memory, because it won't be written."""
+        os.close(self.fd)
+
     def duplicate(self) -> "Snapshot":
         """Return the same snapshot, to be written once more."""
         return self._replace(fd=os.dup(self.fd))
@@ -78,104 +84,146 @@ class Snapshot(NamedTuple):
 class Archive:
     """The checkpoints of a run in their folder."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        *,
+        disk: Disk = DISK,
+        start: Callable[[Callable[[], None], str], BackgroundWork] = start_thread,
+        first_spoiled: Callable[[dict[str, Any]], str] | None = None,
+    ) -> None:
+        """`start`: does work in the background; its arguments are the work and a name for it.
+
+        `first_spoiled`: names a tensor of the shard from which no run can continue, "" if there is
+        none. A version that has one isn't written.
+        """
+        self.failure = ""  # why the newest checkpoint could not be written; "": it was
         self._folder = folder
         self._say = say
-        self._thread: Thread | None = None
+        self._disk = disk
+        self._start = start
+        self._first_spoiled = first_spoiled
+        self.spoiled = ""  # why a version was not worth saving; "": all were
+        self._writing: BackgroundWork | None = None
 
     def load(self) -> Saved | None:
         """Return the newest intact checkpoint; None if there never was one.
 
         Raises CheckpointError if there are checkpoints and none is intact.
         """
-        files = self._files()
+        files = checkpoint_files(self._folder)
         for path in files:
             try:
                 return _read(path)
             except _Damaged as error:
                 self._say(f"{error}; setting it aside")
                 with suppress(OSError):
-                    path.rename(path.with_suffix(".damaged"))
+                    self._disk.replace(path, path.with_suffix(".damaged"))
         if files or any(self._folder.glob("*.damaged")):  # set aside by an earlier attempt
             raise CheckpointError(f"no checkpoint in {self._folder} is intact; start a new run")
         return None
 
-    def save(self, snapshot: Snapshot, positions: dict[int, bytes]) -> None:
-        """Write a snapshot in the background."""
+    def save(
+        self,
+        snapshot: Snapshot,
+        positions: dict[int, bytes],
+        sync_trace: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a snapshot in the background.
+
+        `sync_trace`: called before the checkpoint appears, because it refers to the trace.
+        """
         self.wait()
-        thread = Thread(target=self._save, args=(snapshot, dict(positions)), name="checkpoint")
+        work = partial(self._save, snapshot, dict(positions), sync_trace)
         try:
-            thread.start()
+            self._writing = self._start(work, "checkpoint")
         except RuntimeError:  # no more threads: write it here, while the workers wait
-            self._save(snapshot, positions)
-        else:
-            self._thread = thread
+            work()
 
     @property
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._writing is not None and self._writing.is_alive()
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
 
-    def _save(self, snapshot: Snapshot, positions: dict[int, bytes]) -> None:
+    def _save(
+        self, snapshot: Snapshot, positions: dict[int, bytes], sync_trace: Callable[[], None]
+    ) -> None:
         path = self._folder / f"{snapshot.version:010}.ckpt"
         try:
-            self._folder.mkdir(exist_ok=True)
+            if what := self._spoiled_in(snapshot):
+                self.spoiled = self.describe(snapshot.version, what)
+                return
+            self._disk.make_folder(self._folder)
             self._remove(self._folder.glob("*.partial"))  # left by a server that was killed
-            with atomic_write(path) as partial:
-                _write(partial, snapshot, positions)
-        except OSError as error:
-            before = [int(old.stem) for old in self._files()]
-            stays = f"keeping that of version {before[0]}" if before else "there is no earlier one"
-            self._say(
-                f"cannot write the checkpoint of version {snapshot.version}: "
-                f"{error.strerror}; {stays}"
-            )
+            with atomic_write(path, disk=self._disk) as file:
+                _write(file, snapshot, positions)
+                sync_trace()
+        except Exception as error:  # a thread that dies would lose the checkpoint silently
+            self._fail(snapshot.version, error)
         else:
-            self._remove(self._files()[KEPT:])
+            self.failure = ""
+            self._remove(checkpoint_files(self._folder)[KEPT:])
         finally:
-            os.close(snapshot.fd)
+            snapshot.close()
+
+    def _fail(self, version: int, error: Exception) -> None:
+        """Say why a checkpoint was not written, and which one stays."""
+        newest = self._newest()
+        stays = "there is no earlier one" if newest is None else f"keeping that of version {newest}"
+        why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+        failure = f"cannot write the checkpoint of version {version}: {why}"
+        self.failure = "" if newest == version else failure  # it was written before: only renewed
+        self._say(f"{failure}; {stays}")
+
+    def _spoiled_in(self, snapshot: Snapshot) -> str:
+        if self._first_spoiled is None:
+            return ""
+        return self._first_spoiled(unpack(snapshot.tree, snapshot.fd, copy=False)["shard"])
+
+    def describe(self, version: int, what: str) -> str:
+        """Return why a version is not worth saving: something of it is spoiled."""
+        newest = self._newest()
+        found = f"{what} contains NaN or infinity in version {version}"
+        if newest is None:
+            return f"{found}, and there is no checkpoint; lower the learning rate and start again"
+        return (
+            f"{found}, but not in the checkpoint of version {newest}; resume the run from it and "
+            "set a lower learning rate after run.prepare()"
+        )
+
+    def _newest(self) -> int | None:
+        """Return the version of the newest checkpoint, None if there is none."""
+        return next((int(path.stem) for path in checkpoint_files(self._folder)), None)
 
     def _remove(self, files: Iterable[Path]) -> None:
         """Remove files; a failure costs disk space and does no other harm, so only print it."""
         for path in files:
             try:
-                path.unlink(missing_ok=True)
+                self._disk.unlink(path)
             except OSError as error:
                 self._say(f"cannot remove {path}: {error.strerror}")
 
-    def _files(self) -> list[Path]:
-        """Return the checkpoint files, newest first."""
-        found = [path for path in self._folder.glob("*.ckpt") if path.stem.isdecimal()]
-        return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
-
-def _write(path: Path, snapshot: Snapshot, positions: dict[int, bytes]) -> None:
+def _write(file: DiskFile, snapshot: Snapshot, positions: dict[int, bytes]) -> None:
     encoded = msgspec.msgpack.encode(positions)
     size = os.fstat(snapshot.fd).st_size
     check = 0
-    with path.open("wb", buffering=0) as file:
-        file.seek(len(MAGIC) + _SIZES.size)
-        _write_all(file.fileno(), snapshot.tree + encoded)
-        for offset in range(0, size, _CHUNK):
-            chunk = os.pread(snapshot.fd, _CHUNK, offset)
-            check = zlib.crc32(chunk, check)
-            _write_all(file.fileno(), chunk)
-        file.seek(0)
-        plain = zlib.crc32(snapshot.tree + encoded)
-        head = _SIZES.pack(len(snapshot.tree), len(encoded), size, plain, check)
-        _write_all(file.fileno(), MAGIC + head)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
+    file.seek(len(MAGIC) + SIZES.size)
+    file.write(snapshot.tree + encoded)
+    for offset in range(0, size, _CHUNK):
+        chunk = os.pread(snapshot.fd, _CHUNK, offset)
+        check = zlib.crc32(chunk, check)
+        file.write(chunk)
+    file.seek(0)
+    plain = zlib.crc32(snapshot.tree + encoded)
+    file.write(MAGIC + SIZES.pack(len(snapshot.tree), len(encoded), size, plain, check))
 
 
 def _read(path: Path) -> Saved:
@@ -192,10 +240,12 @@ def _read(path: Path) -> Saved:
 
 
 def _parse(path: Path, file: BinaryIO) -> Saved:
-    head = file.read(len(MAGIC) + _SIZES.size)
-    if len(head) < len(MAGIC) + _SIZES.size or not head.startswith(MAGIC):
+    head = file.read(len(MAGIC) + SIZES.size)
+    if head.startswith(FORMAT) and not head.startswith(MAGIC[: len(head)]):
+        raise CheckpointError(f"{path} was written by another release; resume the run with that")
+    if len(head) < len(MAGIC) + SIZES.size or not head.startswith(MAGIC):
         raise _Damaged(f"{path} is damaged, or not a checkpoint of this release")
-    tree_bytes, positions_bytes, size, plain, check = _SIZES.unpack(head[len(MAGIC) :])
+    tree_bytes, positions_bytes, size, plain, check = SIZES.unpack(head[len(MAGIC) :])
     found_bytes = os.fstat(file.fileno()).st_size
     wanted = len(head) + tree_bytes + positions_bytes + size
     if found_bytes != wanted:

@@ -7,8 +7,7 @@ nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf, isfinite, sqrt
-from time import perf_counter
+from math import inf
 from traceback import print_exc
 from typing import Any
 
@@ -37,15 +36,15 @@ from paceline.run.server.same_gradients import SameGradients
 from paceline.run.server.scalar_averages import ScalarAverages
 from paceline.run.server.script_settings import ScriptSettings
 from paceline.run.server.timers import RunClock, Timers
+from paceline.run.server.version_maker import VersionMaker
 from paceline.run.settings import Settings
+from paceline.run.tensors.finite_check import first_spoiled
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.sums import SlotGradient
 from paceline.trace.event_records import Made
 from paceline.trace.schema import FINISHED, STOPPED, Ended
 
 __all__ = ["Executor", "Performed", "RunParts"]
-
-CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 @dataclass(frozen=True)
@@ -94,13 +93,16 @@ class Executor:
         self.script_settings = ScriptSettings(
             parts.shard, parts.decider.ledger, parts.progress, parts.failures
         )
+        self._versions = VersionMaker(
+            parts.shard, parts.roster, parts.failures, parts.progress, parts.settings.clip_norm
+        )
         self._began = began
         self._updated = updated
         self._samples = 0  # in the updates made so far
         self._scalars = ScalarAverages()
         self._same_gradients = SameGradients(parts.settings.spec.workers)
         self._first = parts.shard.version  # needs no saving; -1: its state was changed since
-        self._has_failed = False  # an update was made in part only
+        self._has_failed = False  # an update was made in part only, or the last one isn't finite
         self._is_over = False
         self.is_complete = False  # a script has ended the run: it is finished, whatever its goal
         self._handlers: dict[type[Action], Callable[[Any, Performed], None]] = {
@@ -169,44 +171,26 @@ class Executor:
         self._updated = performed.time
         self._samples += action.new_samples
         self._book.apply(action.update)
-        self._failures.count_update()
-        began = perf_counter()
+        began = self._clock.now()
         try:
-            sq_norm = self._make_version(action)
+            sq_norm = self._versions.make(action)
         except Exception as error:  # raised by the script's own optimizer or scheduler, say
             print_exc()
             self._shard.skip(action.update)
             self._has_failed = True
             self._failures.fail(f"update {action.update} failed: {error!r}")
             return
-        apply_s = perf_counter() - began
+        apply_s = self._clock.now() - began
         for contribution in action.contributions:
             count = len(action.contributions)
             self._roster.count_contributors(contribution.worker, action.update, count)
         scalars = self._scalars.take(action.update)
-        performed.made[action.update] = Made(sq_norm, apply_s, scalars)
+        performed.made[action.update] = Made(sq_norm, apply_s, scalars, skipped=sq_norm is None)
         givers = inf if self._decider.policy.repeats else len(self._roster.active)
         self._progress.updated(action, givers, scalars)
+        self._fail_if_spoiled()
         if self._checkpointer.is_due(action.update, performed.time):
             self._save(performed.time)
-
-    def _make_version(self, action: ApplyUpdate) -> float | None:
-        """Make the update; return the squared norm, None if it wasn't finite."""
-        sq_norm = self._shard.reduce(action)
-        if not isfinite(sq_norm):
-            self._shard.skip(action.update)
-            self._progress.say(f"update {action.update} is not finite: the optimizer did not step")
-            return None
-        self._shard.step(action.update, self._clipping(sq_norm))
-        self._shard.publish(action.update)
-        return sq_norm
-
-    def _clipping(self, sq_norm: float) -> float:
-        """Return the factor that clips a gradient of this squared norm."""
-        limit = self._settings.clip_norm
-        if limit is None or sq_norm <= limit**2:
-            return 1.0
-        return limit / (sqrt(sq_norm) + CLIP_EPSILON)
 
     def sum_early(self) -> None:
         """Add arrived gradients to the sum of the next update, while the server is idle."""
@@ -285,6 +269,8 @@ class Executor:
 
     def _finish(self, action: Finish, performed: Performed) -> None:
         unused = tuple(c.worker for c in action.unused)
+        self._has_failed = self._has_failed or self._is_last_spoiled(action.version)
+        self._versions.check_end(action.version)
         reason, data = self._reason_of_end(action.version), self._book.plain()
         self._is_over = True
         performed.end = Ended(performed.time, action.version, unused, reason, data)
@@ -292,13 +278,32 @@ class Executor:
         if self._began is not None and self._updated is not None:
             took_s = self._updated - self._began
         self._progress.end(action.version, self._samples, took_s)
-        if action.version > self._first and not self._has_failed:
+
+    def end_run(self, end: Ended) -> None:
+        """Save the last version, then tell the workers; call it when the trace has the event."""
+        if not self._has_failed and end.version > self._first:
             here = [peer.worker for peer in self._roster.active]
-            self._checkpointer.save_last(self._saved(), here, performed.time)
-        elif reason == FINISHED:  # an earlier server may have been killed just here
+            self._checkpointer.save_last(self._saved(), here, end.t)
+        elif not self._has_failed and end.version:  # it was saved before, but perhaps not exported
             self._checkpointer.export()
         for peer in self._roster.members:  # parked ones too: the run waits for them
             self.send_end(peer)
+
+    def _is_last_spoiled(self, version: int) -> bool:
+        """Return whether the last version contains NaN; if it does, the run fails."""
+        what = first_spoiled(self._shard.state_dict())
+        if not what:
+            return False
+        reason = self._checkpointer.describe(version, what)
+        if self._failures.failure:  # for another reason, but the user should know this
+            self._progress.say(reason)
+        self._failures.fail(reason)
+        return True
+
+    def _fail_if_spoiled(self) -> None:
+        """Fail the run if a version that was to be saved contains NaN."""
+        if self._checkpointer.spoiled:
+            self._failures.fail(self._checkpointer.spoiled)
 
     def _reason_of_end(self, version: int) -> str:
         """Return the reason to record for an end at this version."""
@@ -317,21 +322,30 @@ class Executor:
             self._checkpointer.hasten()
 
     def save_if_overdue(self, time: float) -> None:
-        """Save a state that was loaded, unless some gradients aren't part of a version yet."""
-        tallies = self._decider.ledger.tallies.values()
-        if self._checkpointer.is_overdue and not any(tally.contributions for tally in tallies):
+        """Save the current version if that is due, although no update is made."""
+        self._fail_if_spoiled()
+        version = self._shard.version
+        if version > self._first and self._checkpointer.is_overdue(version, time):
             self._save(time)
 
     def _save(self, time: float) -> None:
-        """Save this version; a run that continues from it computes the current turns again."""
-        if self._has_failed or self._decider.ledger.finished:  # the end is saved in `_finish`
+        """Save this version; a run that continues from it computes the current turns again.
+
+        That includes turns whose gradients were accepted for an update that isn't made yet. Their
+        workers wait, and still know where these turns began.
+        """
+        if self._has_failed or self._decider.ledger.finished:  # `end_run` saves the last version
             return
-        active = self._roster.active
-        busy = [peer for peer in active if peer.asked_at is not None]
-        idle = [peer.worker for peer in active if peer.asked_at is None]
-        if self._checkpointer.save(self._saved(), idle, [peer.worker for peer in busy], time):
-            for peer in busy:
+        to_ask = {p.worker: p for p in self._roster.active if self._computes_again(p)}
+        idle = [peer.worker for peer in self._roster.active if peer.worker not in to_ask]
+        if self._checkpointer.save(self._saved(), idle, to_ask.keys(), time):
+            for peer in to_ask.values():
                 self._roster.send(peer, messages.PositionRequest(self._checkpointer.checkpoint))
+
+    def _computes_again(self, peer: Peer) -> bool:
+        """Return whether the worker's last turn isn't part of this version."""
+        is_pending = peer.update is not None and peer.update > self._shard.version
+        return peer.asked_at is not None or is_pending
 
     def _saved(self) -> Saved:
         return Saved(
@@ -342,11 +356,13 @@ class Executor:
             memory=self._decider.policy.plain_memory(self._decider.ledger.memory),
             shard=self._shard.state_dict(),
             positions={},
+            skipped=self._versions.skipped,
         )
 
     def restore(self, saved: Saved) -> None:
         """Continue from a checkpoint; the shard has loaded it already."""
         self._samples = saved.samples
+        self._versions.skipped = saved.skipped
         self._book.restore(saved.data)
         self.script_settings.restore(saved.options)
         self._progress.restored(saved.version, saved.samples)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paceline.files import atomic_write
+from paceline.files import DISK, Disk, atomic_write
 from paceline.run.tensors.layout import TrainingState
 from paceline.run.tensors.shard import Shard
 
@@ -15,10 +15,13 @@ __all__ = ["write_weights"]
 
 
 @torch.no_grad()
-def write_weights(folder: Path, models: Sequence[nn.Module], shard: Shard) -> None:
+def write_weights(
+    folder: Path, models: Sequence[nn.Module], shard: Shard, disk: Disk = DISK
+) -> None:
     """Write the `state_dict` of each model, and of its moving average if there is one.
 
-    One model is weights.pt, several are weights-0.pt and so on. Raises OSError or RuntimeError.
+    One model is weights.pt, several are weights-0.pt and so on. Raises OSError, and anything that
+    a script's model raises.
     """
     state, views, average = shard.state, shard.newest.views, shard.average
     for own, values in ((state.buffers, views.buffers), (state.counters, views.counters)):
@@ -26,10 +29,10 @@ def write_weights(folder: Path, models: Sequence[nn.Module], shard: Shard) -> No
             buffer.data = value
     for number, model in enumerate(models):
         name = "weights" if len(models) == 1 else f"weights-{number}"
-        _write(folder / f"{name}.pt", model)
+        _write(folder / f"{name}.pt", model, disk)
         if average is not None:
             with _Averaged(state, average):
-                _write(folder / f"{name}-averaged.pt", model)
+                _write(folder / f"{name}-averaged.pt", model, disk)
 
 
 class _Averaged:
@@ -51,6 +54,11 @@ class _Averaged:
             parameter.data = before
 
 
-def _write(path: Path, model: nn.Module) -> None:
-    with atomic_write(path) as partial:
-        torch.save(model.state_dict(), partial)
+def _write(path: Path, model: nn.Module, disk: Disk) -> None:
+    try:
+        with atomic_write(path, disk=disk) as file:
+            torch.save(model.state_dict(), file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch's writer replaces it
+            raise error.__context__ from None
+        raise

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from paceline.core.decider import Decider
 from paceline.leases import LeaseBook
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd
@@ -12,7 +13,15 @@ from paceline.run.server.roster import Roster
 from paceline.run.server.timers import RunClock
 from paceline.trace.schema import Skipped
 
-__all__ = ["Leasing"]
+__all__ = ["Leasing", "epoch_shares"]
+
+
+def epoch_shares(decider: Decider) -> int:
+    """Return how many of the gradients that all workers compute at the same time count."""
+    policy, workers = decider.policy, decider.ledger.spec.workers
+    if policy.repeats or policy.keeps_all:
+        return workers
+    return max(1, min(workers, policy.needed(decider.ledger)))
 
 
 class Leasing:

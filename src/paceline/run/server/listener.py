@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -22,6 +21,8 @@ from paceline.run.net.channel import STRANGER_LIMIT, Channel
 from paceline.run.net.handshake import Challenger
 from paceline.run.net.messages import Hello, Refused, decode_stranger, decode_worker
 from paceline.run.net.transport import PeerEnd
+from paceline.run.server.refusals import Refusals
+from paceline.run.system import SYSTEM, System
 
 __all__ = ["STRANGERS_MAX", "STRANGER_TIMEOUT_S", "Listener"]
 
@@ -50,12 +51,14 @@ class Listener:
         token: str,
         open_peer: Callable[[Channel[Any]], PeerEnd],
         report: Callable[[str], None] = print,
+        system: System = SYSTEM,
     ) -> None:
         """`open_peer`: makes the transport end of an authenticated connection."""
+        self.system = system
         self._listening = listening
         self._token = token
         self._open_peer = open_peer
-        self._report = report
+        self._refusals = Refusals(report)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, _READ)
         self._strangers: dict[_Connection, None] = {}  # oldest first
@@ -106,6 +109,7 @@ class Listener:
 
     def shut_down(self) -> None:
         """Close everything."""
+        self._refusals.report_rest()
         signal.set_wakeup_fd(-1)
         for connection in (*self._strangers, *self._connections.values()):
             self._close(connection)
@@ -141,7 +145,7 @@ class Listener:
         while len(self._strangers) >= STRANGERS_MAX:
             self._close(next(iter(self._strangers)))
         channel: Channel[Any] = Channel(sock, decode_stranger, STRANGER_LIMIT)
-        connection = _Connection(channel, Challenger(self._token), monotonic())
+        connection = _Connection(channel, Challenger(self._token), self.system.monotonic())
         channel.on_blocked = lambda: self._blocked.add(connection)
         self._strangers[connection] = None
         self._selector.register(channel, _READ, connection)
@@ -161,13 +165,13 @@ class Listener:
                 self._connections[connection.peer] = connection
                 return  # the peer receives the rest
         except ProtocolError as error:
-            self._report(f"refused a connection: {error}")
+            self._refusals.add(str(error), self.system.monotonic())
             self._close(connection, str(error))
         except PeerLost:
             self._close(connection)
 
     def _close_slow_strangers(self, ready: list[_Connection]) -> None:
-        limit = monotonic() - STRANGER_TIMEOUT_S
+        limit = self.system.monotonic() - STRANGER_TIMEOUT_S
         # One that has just sent something isn't slow: the server may have been busy.
         slow = [c for c in self._strangers if c.accepted_at < limit and c not in ready]
         for connection in slow:

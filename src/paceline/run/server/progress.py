@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The lines that the server prints during a run."""
 
-from time import monotonic
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from paceline.core.events import ApplyUpdate
 from paceline.run.settings import Settings
+from paceline.run.system import SYSTEM, System
 
 __all__ = ["Progress"]
 
 EVERY_S = 5.0
+NAMED = 5  # workers that a line lists
+NOBODY: Mapping[int, float] = MappingProxyType({})
 
 
 class Progress:
     """Prints how a run is doing."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, system: System = SYSTEM) -> None:
+        self._monotonic = system.monotonic
         self._spec = settings.spec
         self._tells = settings.progress
-        self._said_at = monotonic()
+        self._said_at = self._monotonic()
         self._version = self._said_version = 0
         self._samples = self._said_samples = 0
         self._too_few = False  # whether there are fewer workers than an update should take
         self._scalars: dict[str, float] = {}
         self._is_over = False
         self._refused: set[int] = set()  # workers
+        self._ignored: set[int] = set()  # workers, for their buffers; -1: one that isn't known
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -58,26 +64,48 @@ class Progress:
                 "the trace lists any others"
             )
 
-    def tick(self, workers: int, begun: bool, samples: int) -> None:
-        """Print a line if none was printed for a while; `samples`: in the updates so far."""
-        took_s = monotonic() - self._said_at
+    def ignored_buffers(self, workers: list[int]) -> None:
+        """Say, once per worker, that some of its buffers were not finite; none: it isn't known."""
+        for worker in {*workers} or {-1}:
+            if worker not in self._ignored:
+                self._ignored.add(worker)
+                self.say(
+                    f"ignored NaN or infinity in the module buffers of "
+                    f"{'a worker' if worker < 0 else f'worker {worker}'}, such as the statistics "
+                    "of batch norm; they keep their previous values"
+                )
+
+    def tick(
+        self,
+        here: Collection[int],
+        begun: bool,
+        samples: int,
+        waiting_s: Mapping[int, float] = NOBODY,
+    ) -> None:
+        """Print a line if none was printed for a while.
+
+        `here`: the workers that have joined. `samples`: in the updates so far. `waiting_s`: how
+        long the run has waited for workers.
+        """
+        took_s = self._monotonic() - self._said_at
         self._samples = samples
-        if took_s < EVERY_S:
+        if took_s < EVERY_S or self._is_over:  # the launcher says which workers are still running
             return
-        if self._is_over:
-            self.say(f"waiting for {_workers(workers)} to finish the script")
-        elif not begun:
-            self.say(f"waiting for workers: {workers} of {self._spec.workers} have joined")
+        if not begun:
+            missing = [worker for worker in range(self._spec.workers) if worker not in here]
+            joined = f"{len(here)} of {self._spec.workers} have joined"
+            self.say(f"waiting for {_names(missing)}: {joined}")
         elif self._tells:
             rate = (self._version - self._said_version) / took_s
             logged = "".join(f", {name} {value:.4g}" for name, value in self._scalars.items())
-            left, alive = self._left(took_s), _workers(workers)
-            self.say(f"{self._position()}, {rate:.3g} a second{left}, {alive}{logged}")
+            left, alive = self._left(took_s), _workers(len(here))
+            waits = _waiting(waiting_s)
+            self.say(f"{self._position()}, {rate:.3g} a second{left}, {alive}{logged}{waits}")
         self._note()
 
     def _note(self) -> None:
         """Note where the run is, because a line was printed."""
-        self._said_at = monotonic()
+        self._said_at = self._monotonic()
         self._said_version, self._said_samples = self._version, self._samples
 
     def _position(self) -> str:
@@ -113,5 +141,19 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def _waiting(waiting_s: Mapping[int, float]) -> str:
+    """Return the end of a line that says which workers the run waits for."""
+    if not waiting_s:
+        return ""
+    return f"; waiting for {_names(sorted(waiting_s))} for {max(waiting_s.values()):.0f} s"
+
+
 def _workers(number: float) -> str:
     return "1 worker" if number == 1 else f"{number:g} workers"
+
+
+def _names(workers: Sequence[int]) -> str:
+    """Return the numbers of workers in words; of many, only the first ones."""
+    shown = ", ".join(map(str, workers[:NAMED]))
+    more = f" and {len(workers) - NAMED} more" if len(workers) > NAMED else ""
+    return f"worker {shown}" if len(workers) == 1 else f"workers {shown}{more}"

@@ -5,8 +5,9 @@ A connection becomes a member when it joins with a spec that equals the run's. A
 while it computes a turn and *idle* while it waits for the next one. A member whose process was
 stopped (SIGSTOP, Ctrl-Z) is *parked*: it has left the run and keeps its connection and slot.
 
-The roster decides nothing. If a message can't be sent, its peer is marked as broken; the server
-collects broken peers with `take_broken` once it has finished its current event.
+The roster decides nothing. If a message can't be sent, its peer is marked as broken, and so is one
+that has broken the protocol while an event is handled; the server collects broken peers with
+`take_broken` once it has finished its current event.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,8 +38,10 @@ class Peer:
 
     worker: int
     end: PeerEnd
+    session: bytes = b""  # identifies its process, which may connect again; empty: it doesn't
     options_known: int | None = None  # option changes that were sent to it; None: unknown
     asked_at: float | None = None  # when its turn began; None: it is idle
+    longest_s: float = 0.0  # that one of its turns took
     update: int | None = None  # the update its last gradient was accepted for, if it was
     notice: messages.FateNotice | None = None  # the fate of its last gradient, until it is sent
     optimizer: int | None = None  # that its last gradient was for; None: it hasn't reported one
@@ -68,7 +71,7 @@ class Roster:
         self._members: dict[int, Peer] = {}
         self._by_end: dict[PeerEnd, Peer] = {}
         self._known: set[int] = set()
-        self._broken: list[tuple[PeerEnd, str]] = []
+        self._broken: list[tuple[PeerEnd, str, str]] = []
 
     # --------------------------------------------------------------------------------- reading
 
@@ -101,6 +104,11 @@ class Roster:
         return [peer for peer in self._members.values() if not peer.is_parked]
 
     @property
+    def computing(self) -> dict[int, float]:
+        """The members whose turn isn't over, and how long their longest one took."""
+        return {peer.worker: peer.longest_s for peer in self.active if peer.asked_at is not None}
+
+    @property
     def known_count(self) -> int:
         """How many workers have joined at some time, or are known to never join."""
         return len(self._known)
@@ -130,10 +138,15 @@ class Roster:
         except SpecError as error:  # no memory for another slot; the run goes on without it
             raise ProtocolError(str(error)) from None
         ahead = tuple([min(count, LEASES_MAX) for count in join.ahead])
-        peer = Peer(join.worker, end, ahead=ahead, wanted=list(ahead))
+        peer = Peer(join.worker, end, join.session, ahead=ahead, wanted=list(ahead))
         self._members[join.worker] = self._by_end[end] = peer
         self._known.add(join.worker)
         return peer
+
+    @staticmethod
+    def is_same_process(peer: Peer, join: messages.Join) -> bool:
+        """Return whether a member is this very process, which has connected again."""
+        return bool(join.session) and peer.session == join.session
 
     def _check(self, end: PeerEnd, join: messages.Join) -> None:
         if end in self._by_end:
@@ -172,12 +185,14 @@ class Roster:
         """Note that the member got an assignment, with all option changes up to `options_known`."""
         peer.asked_at, peer.options_known, peer.notice = now, options_known, None
 
-    def end_turn(self, peer: Peer, optimizer: int | None = None) -> float | None:
+    def end_turn(self, peer: Peer, now: float, optimizer: int | None = None) -> float | None:
         """Note that the member is idle; return when its turn began, None if it had none.
 
         `optimizer`: that it has reported a gradient for, if it has.
         """
         asked_at, peer.asked_at, peer.optimizer = peer.asked_at, None, optimizer
+        if asked_at is not None and now - asked_at > peer.longest_s:
+            peer.longest_s = now - asked_at
         return asked_at
 
     def reopen_turn(self, peer: Peer, asked_at: float) -> None:
@@ -221,7 +236,7 @@ class Roster:
         try:
             peer.end.send(message)
         except PeerLost as error:
-            self._broken.append((peer.end, str(error)))
+            self._broken.append((peer.end, str(error), ""))
 
     def publish(
         self,
@@ -233,9 +248,13 @@ class Roster:
         try:
             peer.end.publish(message, buffer)
         except PeerLost as error:
-            self._broken.append((peer.end, str(error)))
+            self._broken.append((peer.end, str(error), ""))
 
-    def take_broken(self) -> Iterable[tuple[PeerEnd, str]]:
-        """Remove and return the connections that broke while sending, with the reasons."""
+    def refuse(self, peer: Peer, reason: str) -> None:
+        """Mark a peer as broken because it broke the protocol; the reason is sent to it."""
+        self._broken.append((peer.end, f"broke the protocol: {reason}", reason))
+
+    def take_broken(self) -> Iterable[tuple[PeerEnd, str, str]]:
+        """Remove and return broken connections, why they broke, and what to tell their workers."""
         broken, self._broken = self._broken, []
         return broken

@@ -6,6 +6,7 @@ from math import inf
 __all__ = ["RunFailure"]
 
 NON_FINITE_MAX = 100  # refused gradients in a row, for each worker, until the run fails
+SKIPPED_MAX = 100  # updates in a row that didn't step, until the run fails
 
 
 class RunFailure:
@@ -14,12 +15,22 @@ class RunFailure:
     def __init__(self) -> None:
         self.failure = ""
         """Why the run failed; "" if it didn't."""
-        self._refusals = 0  # of non-finite gradients, since the last update
+        self._refusals = 0  # of non-finite gradients, since the last step
+        self._skipped = 0  # updates since the last step
         self._stuck_since = inf  # inf: it isn't stuck
 
-    def count_update(self) -> None:
-        """Note that an update was made."""
-        self._refusals = 0
+    def count_step(self) -> None:
+        """Note that an update has changed the parameters."""
+        self._refusals = self._skipped = 0
+
+    def count_skipped(self) -> None:
+        """Count an update that was made without a step, because it wasn't finite."""
+        self._skipped += 1
+        if self._skipped >= SKIPPED_MAX:
+            self.fail(
+                f"the last {self._skipped} updates did not step, because their averaged gradients "
+                "contained NaN or infinity; lower the learning rate or the scale of the loss"
+            )
 
     def count_refusal(self, workers: int) -> None:
         """Count a refused non-finite gradient of a run with this many workers."""

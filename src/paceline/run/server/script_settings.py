@@ -16,8 +16,8 @@ from paceline.run.server.run_failure import RunFailure
 from paceline.run.tensors.group_options import (
     OptionLog,
     all_options,
+    check_option,
     current_option,
-    group_of,
     set_option,
 )
 from paceline.run.tensors.shard import Shard
@@ -41,12 +41,15 @@ class ScriptSettings:
         self._options = OptionLog()
 
     def check(self, report: Report) -> None:
-        """Raise ProtocolError if there is no such parameter group, optimizer or scheduler."""
+        """Raise ProtocolError if there is no such option, optimizer or scheduler, or a bad value.
+
+        Nothing of the report may have been taken over yet.
+        """
         optimizers = self._shard.state.optimizers
         if report.optimizer >= len(optimizers):
             raise ProtocolError(f"there is no optimizer {report.optimizer}")
         for option in report.options:
-            group_of(optimizers, option)
+            check_option(optimizers, option)
         if report.schedulers:
             self._shard.schedules.check(report.schedulers)
 

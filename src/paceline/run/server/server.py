@@ -14,7 +14,6 @@ Theory of operation
 """
 
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from paceline.core.decider import Decider
@@ -37,14 +36,15 @@ from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
 from paceline.run.server.gradient_checks import OptimizerPhases, check_gradient
-from paceline.run.server.leasing import Leasing
-from paceline.run.server.process_status import is_stopped
+from paceline.run.server.leasing import Leasing, epoch_shares
 from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.roster import Peer, Roster
+from paceline.run.server.run_end import RunEnd
 from paceline.run.server.run_failure import RunFailure
 from paceline.run.server.state_requests import StateRequests
 from paceline.run.server.timers import RunClock, Timers
+from paceline.run.server.waiting_for import WaitingFor
 from paceline.run.server.watchers import Watchers
 from paceline.run.settings import Settings
 from paceline.run.tensors.shard import Shard
@@ -57,6 +57,7 @@ QUIET_S = 1e-3  # after this long without news, the server does its idle work
 TICK_S = 0.5  # how often the server checks what no message reports
 WORTH_SUMMING_EARLY_BYTES = 1 << 20  # adding up less takes no noticeable time during the update
 LINGER_S = 10.0  # after the end, for workers that haven't joined yet
+SETTLE_S = 10.0  # after the end, for workers to report the rest
 
 Report = messages.GradientReport | messages.AbandonReport
 
@@ -73,19 +74,22 @@ class Server:
         recorder: Recorder,
         checkpointer: Checkpointer,
     ) -> None:
+        system = self._system = connections.system
+        self._monotonic = system.monotonic
         self._settings = settings
         self._decider = decider
         self._shard = shard
         self._connections = connections
         self._recorder = recorder
         self._checkpointer = checkpointer
-        self._roster = Roster(settings, shard.state.spec, _shares(decider))
+        self._roster = Roster(settings, shard.state.spec, epoch_shares(decider))
         self._phases = OptimizerPhases(decider, shard)
         self._watchers = Watchers(decider.ledger, recorder.reached)
+        self._waiting_for = WaitingFor(decider, recorder)
         self._failures = RunFailure()
-        self._progress = Progress(settings)
+        self._progress = Progress(settings, system)
         self._timers = Timers()
-        self._clock = RunClock(recorder.time)
+        self._clock = RunClock(recorder.time, system)
         parts = RunParts(
             settings=settings,
             decider=decider,
@@ -97,22 +101,26 @@ class Server:
             timers=self._timers,
             clock=self._clock,
         )
+        self._run_end = RunEnd(parts, recorder)
         self._executor = Executor(parts, recorder.began, recorder.updated)
         ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
-        leasing = Leasing(decider.leases, self._roster, self._clock, recorder, self._has_end)
+        leasing = Leasing(
+            decider.leases, self._roster, self._clock, recorder, lambda: self._end is not None
+        )
         states = StateRequests(decider, shard, self._roster, self._executor)
         self._end: Ended | None = None
         self._has_idle_work = False
         checkpointer.begin(decider.ledger.version, self._clock.now())
-        self._handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
+        others = {**ends.handlers, **states.handlers, **leasing.handlers}
+        self._handlers = {**self._own_handlers(), **others}
+
+    def _own_handlers(self) -> dict[type, Callable[[PeerEnd, Any], None]]:
+        return {
             messages.Join: self._on_join,
             messages.GradientReport: self._on_gradient_report,
             messages.AbandonReport: self._on_abandon_report,
             messages.PositionReport: self._on_position_report,
             messages.Watch: self._watchers.add,
-            **ends.handlers,
-            **states.handlers,
-            **leasing.handlers,
         }
 
     def restore(self, saved: Saved) -> None:
@@ -126,32 +134,28 @@ class Server:
 
     def serve(self) -> str:
         """Run until every worker has left; return why the run failed, "" if it didn't."""
-        next_tick = monotonic()
+        next_tick = self._monotonic()
         while not self._is_done():
-            if monotonic() >= next_tick:
+            if self._monotonic() >= next_tick:
                 self._tick()
-                next_tick = monotonic() + TICK_S
+                next_tick = self._monotonic() + TICK_S
             self._wait_for_news(min(next_tick, self._watchers.due_at(self._has_idle_work)))
             self._fire_timers()
-            self._watchers.report(monotonic(), self._has_idle_work)
+            self._watchers.report(self._monotonic(), self._has_idle_work)
             self._lose_broken()
             if self._connections.stop_wanted and not self._is_stopping:
                 self._handle(StopRequested(self._clock.now()))
         assert self._end is not None
-        self._checkpointer.finish()
-        self._recorder.write([self._end])
-        self._recorder.close()
-        self._watchers.report_end(self._end)
+        self._save_end(self._end)
         self._connections.shut_down()
         return self._failures.failure or ("" if self._end.version else "no update was made")
 
-    # The loop above has no local variable for a peer: while it waits, the variable would keep the
-    # slot of a worker that has left.
+    # The loop above has no variable for a peer: it would keep the slot of a worker that has left.
 
     def _wait_for_news(self, until: float) -> None:
         """Wait for messages until then, and receive them; if there are none, use the time."""
         until = min(until, self._clock.monotonic_at(self._timers.next_at))
-        wait_s = max(0.0, until - monotonic())
+        wait_s = max(0.0, until - self._monotonic())
         ready = self._connections.wait(min(wait_s, QUIET_S) if self._has_idle_work else wait_s)
         for peer in ready:
             self._receive(peer)
@@ -159,8 +163,8 @@ class Server:
             self._do_idle_work()
 
     def _lose_broken(self) -> None:
-        for end, reason in self._roster.take_broken():
-            self._lose(end, reason)
+        for end, reason, told in self._roster.take_broken():
+            self._lose(end, reason, told)
 
     def _is_done(self) -> bool:
         """Return whether the run has ended and every worker knows it, including late ones."""
@@ -200,20 +204,23 @@ class Server:
         elif tell_it:
             self._progress.say(f"refused a connection: {tell_it}")
 
-    def _has_end(self) -> bool:
-        return self._end is not None
-
     def _leave(self, peer: Peer, reason: str) -> None:
         self._shard.release_slot(peer.worker)
         self._checkpointer.forget(peer.worker)
         self._decider.leases.release(peer.worker)
-        asked_at = self._roster.end_turn(peer)
+        asked_at = self._roster.end_turn(peer, self._clock.now())
         lost = None if asked_at is None else Measured(asked_at)
         if self._end is None and reason != SCRIPT_ENDED:  # the launcher reports it, if need be
             self._progress.say(f"worker {peer.worker} left: {reason}")
         self._handle(WorkerLeft(self._clock.now(), peer.worker, reason), lost)
 
     def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
+        earlier = self._roster.get(message.worker)
+        if earlier is not None and earlier.end is not end:
+            if self._roster.is_same_process(earlier, message):
+                self._lose(earlier.end, "connected again")
+            else:
+                self._receive(earlier.end)  # its process may have died, which isn't known yet
         position = self._checkpointer.position_of(message.worker)
         peer = self._roster.admit(end, message, self._checkpointer.is_on, position)
         had_ended = self._end is not None  # workers that were here at the end were told
@@ -227,9 +234,9 @@ class Server:
             return
         worker = peer.worker
         check_gradient(self._decider, self._shard, worker, report)
-        self._decider.leases.check(worker, report.uses)
+        uses = self._decider.leases.check(worker, report.uses)
         now = self._clock.now()
-        measured = peer.measured(report, now, report.sq_norm, report.uses)
+        measured = peer.measured(report, now, report.sq_norm, uses)
         event: GradientArrived | WorkAbandoned
         if self._phases.is_out_of_step(worker, report):
             event = WorkAbandoned(now, worker, report.turn)
@@ -275,7 +282,7 @@ class Server:
         report: Report,
     ) -> None:
         optimizer = report.optimizer if isinstance(report, messages.GradientReport) else None
-        self._roster.end_turn(peer, optimizer)
+        self._roster.end_turn(peer, event.time, optimizer)
         self._roster.want_more(peer, report.pulled)
         self._shard.remove_reader(peer.worker, optimizer)
         try:
@@ -291,7 +298,8 @@ class Server:
 
     def _on_position_report(self, end: PeerEnd, message: messages.PositionReport) -> None:
         worker = self._roster.member(end).worker
-        self._checkpointer.take_position(worker, message.checkpoint, message.position)
+        now = self._clock.now()
+        self._checkpointer.take_position(worker, message.checkpoint, message.position, now)
 
     # --------------------------------------------------------------------- deciding, performing
 
@@ -301,8 +309,6 @@ class Server:
         """Decide on an event, perform what was decided, and record both."""
         self._perform(event, measured, report)
         self._has_idle_work = True
-        if self._checkpointer.is_gathering:
-            self._recorder.flush()  # the trace is never behind a checkpoint
         if self._failures.failure and not self._is_stopping:
             self._perform(StopRequested(self._clock.now()))
 
@@ -313,11 +319,16 @@ class Server:
         actions = self._decider.handle(event)  # raises before anything is done if it is illegal
         if report is not None and (type(event) is GradientArrived or type(event) is WorkAbandoned):
             self._executor.script_settings.take(event.worker, report)
+        if self._decider.ledger.finished and self._end is None:
+            self._watchers.report_saving(True)
         gradient = report if isinstance(report, messages.GradientReport) else None
         performed = self._executor.perform(actions, event.time, version, gradient)
-        self._end = performed.end or self._end
-        self._watchers.note(event, actions, monotonic())
+        self._watchers.note(event, actions, self._monotonic())
         self._recorder.write(record_event(event, actions, version, measured, performed.made))
+        if performed.end is not None:
+            self._end = performed.end
+            self._executor.end_run(performed.end)
+            self._watchers.report_saving(False)
         for action in actions if self._decider.learns_from_updates else ():
             if isinstance(action, ApplyUpdate):
                 made = performed.made.get(action.update)  # None if the update failed
@@ -337,25 +348,42 @@ class Server:
         self._recorder.flush()
         if self._shard.size_bytes >= WORTH_SUMMING_EARLY_BYTES:
             self._executor.sum_early()
-        self._watchers.report(monotonic())
+        self._watchers.report(self._monotonic())
 
     def _tick(self) -> None:
         """Check what no message reports: stopped processes, patience, the trace on disk."""
         now = self._clock.now()
         self._recorder.flush()
-        self._watchers.report(monotonic())
+        if self._recorder.failure:
+            self._recorder.resume(self._run_end.gap())
+        self._watchers.report(self._monotonic())
         self._executor.save_if_overdue(now)
         self._checkpointer.tick(now)
+        if self._end is not None:
+            self._watchers.computing = self._roster.computing
+            if now > self._end.t + SETTLE_S and not self._run_end.is_saved:
+                self._save_end(self._end)
         ledger = self._decider.ledger
-        self._progress.tick(len(self._roster.active), ledger.begun, ledger.samples)
+        asked_at = self._waiting_for.check(now)
+        waiting_s = {worker: now - since for worker, since in asked_at.items()}
+        self._watchers.note_waiting(waiting_s, self._monotonic())
+        here = [peer.worker for peer in self._roster.active]
+        self._progress.tick(here, ledger.begun, ledger.samples, waiting_s)
         self._stop_if_out_of_patience()
         for peer in self._roster.members:
-            stopped = peer.end.pid is not None and is_stopped(peer.end.pid)
+            stopped = peer.end.pid is not None and self._system.is_stopped(peer.end.pid)
             if stopped and not peer.is_parked:
                 self._roster.park(peer)
                 self._leave(peer, "stopped")
             elif peer.is_parked and peer.is_silent and not stopped:
                 self._rejoin(peer)
+
+    def _save_end(self, end: Ended) -> None:
+        """Write how the run ended, unless that was done before, and report it."""
+        if not self._run_end.is_saved:
+            self._watchers.report_saving(True)
+            self._run_end.save(end)
+        self._watchers.report_end(self._run_end.ended(end))
 
     def _stop_if_out_of_patience(self) -> None:
         """End a run that has had fewer than `min_workers` workers for too long."""
@@ -370,11 +398,3 @@ class Server:
                 f"only {here} of at least {spec.min_workers} workers were here for {patience_s:g} s"
             )
             self._handle(StopRequested(self._clock.now()))
-
-
-def _shares(decider: Decider) -> int:
-    """Return how many of the gradients that all workers compute at the same time count."""
-    policy, workers = decider.policy, decider.ledger.spec.workers
-    if policy.repeats or policy.keeps_all:
-        return workers
-    return max(1, min(workers, policy.needed(decider.ledger)))

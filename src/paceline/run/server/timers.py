@@ -3,7 +3,8 @@
 
 from heapq import heappop, heappush
 from math import inf
-from time import monotonic
+
+from paceline.run.system import SYSTEM, System
 
 __all__ = ["RunClock", "Timers"]
 
@@ -11,13 +12,14 @@ __all__ = ["RunClock", "Timers"]
 class RunClock:
     """Seconds since the run began; the clock stops while the run has no server."""
 
-    def __init__(self, start: float = 0.0) -> None:
+    def __init__(self, start: float = 0.0, system: System = SYSTEM) -> None:
         """Start at this time of the run."""
-        self._zero = monotonic() - start
+        self._monotonic = system.monotonic
+        self._zero = self._monotonic() - start
 
     def now(self) -> float:
         """Return the time of the run."""
-        return monotonic() - self._zero
+        return self._monotonic() - self._zero
 
     def monotonic_at(self, time: float) -> float:
         """Return what `time.monotonic()` is, or was, at that time of the run."""

@@ -4,8 +4,8 @@
 A watcher sends `Watch` and gets one `RunProgress` for it, either immediately or once there is news.
 So a watcher that stops reading has at most one unread report. News that the launcher acts on (a
 worker joined or left, the run is over) is reported immediately; the rest is collected for a moment,
-and until the server is idle.
-The end of the run is reported to every watcher, whether it asked or not.
+and until the server is idle. That the result is being written, and the end of the run, is reported
+to every watcher, asked for or not.
 """
 
 from collections import Counter
@@ -38,12 +38,15 @@ class Watchers:
     def __init__(self, ledger: Ledger, reached: int = 0) -> None:
         """`reached` is the highest version of earlier servers, which may be lost since."""
         self.is_awaited = False  # whether the launcher hasn't connected yet
+        self.computing: dict[int, float] = {}  # see `RunProgress`
+        self._is_saving = self._is_told = False
         self._ledger = ledger
         self._reached = reached
         self._ends: dict[PeerEnd, Watch | None] = {}  # None: it has no open request
         self._accepted: Counter[int] = Counter()  # gradients, by worker
         self._left: dict[int, int] = {}  # version at which each worker left
         self._have_scripts_ended = False
+        self._waiting_s: dict[int, float] = {}  # by worker that the run waits for
         self._version = ledger.version  # at the last noted event
         self._was_over = False  # likewise
         self._due_at = inf  # when to report the news; inf: there is none
@@ -88,6 +91,12 @@ class Watchers:
         due_at = now if is_urgent else max(now, self._reported_at + COLLECT_S)
         self._due_at = min(self._due_at, due_at)
 
+    def note_waiting(self, waiting_s: dict[int, float], now: float) -> None:
+        """Note for which workers the run waits, and for how long; report a change at once."""
+        if waiting_s.keys() != self._waiting_s.keys():
+            self._is_urgent, self._due_at = True, now
+        self._waiting_s = waiting_s
+
     def due_at(self, is_busy: bool = False) -> float:
         """Return when to call `report`; inf: there is nothing that this server would report."""
         waits = (is_busy and not self._is_urgent) or not any(self._ends.values())
@@ -105,8 +114,20 @@ class Watchers:
             if watch is not None:
                 self._send(end, None)
 
+    def report_saving(self, is_saving: bool) -> None:
+        """Report that the server begins to write the result, or has written it and told workers.
+
+        In between, it doesn't answer.
+        """
+        self._is_saving, self._is_told = is_saving, self._is_told or not is_saving
+        self._report_to_all()
+
     def report_end(self, ended: Ended) -> None:
-        """Report the end of the run to all watchers; call it when everything is written."""
+        """Report the end of the run; call it when everything is written."""
+        self._is_saving = False
+        self._report_to_all(ended)
+
+    def _report_to_all(self, ended: Ended | None = None) -> None:
         for end in list(self._ends):
             self._send(end, ended)
 
@@ -129,6 +150,10 @@ class Watchers:
             have_scripts_ended=self._have_scripts_ended,
             ended_at=None if ended is None else ended.version,
             end_reason="" if ended is None else ended.reason,
+            is_saving=self._is_saving,
+            is_told=self._is_told,
+            computing=self.computing,
+            waiting_s=self._waiting_s,
         )
         with suppress(PeerLost):  # the next receive reports it
             end.send(progress)

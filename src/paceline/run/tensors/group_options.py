@@ -6,19 +6,32 @@ groups is sent to the server with the next gradient, and from there to the other
 learning rate that any worker sets by hand applies to all of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import ProtocolError
 from paceline.run.tensors.state_spec import OptionChange
+from paceline.run.tensors.trial_step import refusal_of_value, step_failure
 
-__all__ = ["KnownOptions", "OptionLog", "all_options", "current_option", "group_of", "set_option"]
+__all__ = [
+    "KnownOptions",
+    "OptionLog",
+    "all_options",
+    "check_option",
+    "current_option",
+    "group_of",
+    "ignored_changes",
+    "problem_with",
+    "set_option",
+]
 
 Key = tuple[int, int, str]  # optimizer, group, name
 
@@ -29,6 +42,16 @@ class KnownOptions:
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
         self._kept: list[OptionChange] = []  # made by the script before other changes
+        # The server has only these. A scheduler that isn't prepared adds others to the groups.
+        self._names = self._all_names()
+        self.read()
+
+    def _all_names(self) -> set[Key]:
+        return {_key(one) for one in all_options(self._optimizers)}
+
+    def read_all(self) -> None:
+        """Note that the server has all current options, including new ones."""
+        self._names = self._all_names()
         self.read()
 
     def read(self) -> None:
@@ -51,7 +74,7 @@ class KnownOptions:
         changes = list(self._kept)
         for number, index, group, known in self._known:
             for name, value in group.items():
-                if value is known.get(name, _MISSING) or name in _NOT_OPTIONS:
+                if value is known.get(name, _MISSING) or (number, index, name) not in self._names:
                     continue
                 scalar = _scalar(value)
                 if scalar is not _MISSING and scalar != known.get(name, _MISSING):
@@ -64,6 +87,14 @@ class KnownOptions:
         self._kept = self.changed()
         yield
         self.read()
+
+    def learn(self, options: Iterable[OptionChange]) -> None:
+        """Note that the server has sent these options, so it has them."""
+        self._names |= {_key(one) for one in options}
+
+
+def _key(option: OptionChange) -> Key:
+    return option.optimizer, option.group, option.name
 
 
 _NOT_OPTIONS = ("params", "param_names")
@@ -99,6 +130,87 @@ def group_of(optimizers: Sequence[Optimizer], option: OptionChange) -> dict[str,
     return group
 
 
+def check_option(optimizers: Sequence[Optimizer], option: OptionChange) -> None:
+    """Raise ProtocolError if there is no such option, or it can't have this value."""
+    group = group_of(optimizers, option)
+    if option.name not in group:
+        raise ProtocolError(
+            f"parameter group {option.group} has no option {option.name!r}; add it before "
+            "run.prepare()"
+        )
+    optimizer, now = optimizers[option.optimizer], _scalar(group[option.name])
+    if type(option.value) is type(now) and option.value == now:
+        return  # another worker has made the same change
+    if problem := problem_with(optimizer, option.name, option.value, group[option.name]):
+        raise ProtocolError(f"{option.name} of parameter group {option.group} {problem}")
+    if problem := _step_problem(optimizer, group, option):
+        raise ProtocolError(
+            f"{option.name} of parameter group {option.group} can't be {option.value!r}: {problem}"
+        )
+
+
+def problem_with(optimizer: Optimizer, name: str, new: Any, old: Any) -> str:
+    """Return why an option can't get the value `new` in place of `old`; "" if it can.
+
+    It must have the same type, where int and float are the same, a finite number must stay finite,
+    and torch must accept the value. None stands for a default: of a bool, or of something that
+    isn't known.
+    """
+    scalar = _scalar(new)
+    if not _is_like(scalar, _scalar(old)):
+        return f"must be {_expected(old)}, got {new!r}"
+    refusal = refusal_of_value(optimizer, name, new if scalar is _MISSING else scalar)
+    return refusal and f"can't be {new!r}: {refusal}"
+
+
+def _is_like(new: Any, old: Any) -> bool:
+    """Return whether `new` is of the same type as `old`, and is finite if that is."""
+    if new is None:
+        return old is None or type(old) is bool
+    if old is None:
+        return type(new) is bool or (_is_number(new) and isfinite(new))
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        return len(new) == len(old) and all(map(_is_like, new, old))
+    if _is_number(old) and _is_number(new):
+        return isfinite(new) or not isfinite(old)
+    return type(new) is type(old)  # also if neither can be sent
+
+
+def _expected(old: Any) -> str:
+    """Return what the value of an option must be that is `old` now."""
+    scalar = _scalar(old)
+    if scalar is None:
+        return "a finite number, True, False or None"
+    if isinstance(scalar, bool):
+        return "True, False or None"
+    if isinstance(scalar, tuple):
+        return f"a tuple of finite numbers like {scalar!r}"
+    if _is_number(scalar):
+        return f"a finite number like {scalar!r}"
+    return f"a string like {scalar!r}" if isinstance(scalar, str) else f"a {type(old).__name__}"
+
+
+def _step_problem(optimizer: Optimizer, group: dict[str, Any], option: OptionChange) -> str:
+    """Return why the optimizer couldn't step with this change; "" if it could."""
+    if option.name == "lr":  # it is only a factor, and many scripts change it at every step
+        return ""
+    old, new = group[option.name], option.value
+    if isinstance(old, Tensor) and isinstance(new, int | float):
+        changed: Any = torch.full_like(old, new)
+    else:
+        changed = new
+    parameters, state = group["params"], optimizer.state
+    tried = [parameter for parameter in parameters if parameter in state][:1] or parameters[:1]
+    failure = step_failure(optimizer, tried, group | {option.name: changed}, state)
+    if not failure or step_failure(optimizer, tried, group, state):
+        return ""  # in the latter case, the trial says nothing about the change
+    return f"the optimizer's next step would fail with {failure}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def set_option(optimizers: Sequence[Optimizer], option: OptionChange) -> None:
     """Set an option in its group; raises ProtocolError as `group_of` does."""
     group = group_of(optimizers, option)
@@ -128,6 +240,33 @@ def all_options(optimizers: Sequence[Optimizer]) -> tuple[OptionChange, ...]:
     )
 
 
+def ignored_changes(
+    script: Iterable[OptionChange], first: Iterable[OptionChange], optimizers: Sequence[Optimizer]
+) -> str:
+    """Return a line on options of the script that a resumed run doesn't use; "" if there are none.
+
+    `script`, `first`: the options in the script now, and when the run first began. The optimizers
+    have those of the checkpoint.
+    """
+    before = {_key(one): one.value for one in first}
+    wanted, used, places = [], [], []
+    for one in script:
+        if before.get(_key(one), one.value) == one.value or one.name == "initial_lr":
+            continue  # a scheduler derives the latter from lr
+        current = current_option(optimizers, one).value
+        if current != one.value:
+            wanted.append(f"{one.name}={one.value}")
+            used.append(f"{one.name}={current}")
+            places.append(f"param_groups[{one.group}]['{one.name}']")
+    if not wanted:
+        return ""
+    now, then = (", ".join(dict.fromkeys(texts)) for texts in (wanted, used))
+    return (
+        f"the script has {now}, but the run continues with {then} from its checkpoint; to change "
+        f"it, set optimizer.{places[0]} after run.prepare()"
+    )
+
+
 class OptionLog:
     """The changes that scripts have made; each worker is sent those it doesn't know yet."""
 
@@ -140,7 +279,7 @@ class OptionLog:
 
         Returns False, and ignores it, if another script has changed the option at a later version.
         """
-        key = (option.optimizer, option.group, option.name)
+        key = _key(option)
         if key in self._changes and self._changes[key][1] > version:
             return False
         self.edition += 1

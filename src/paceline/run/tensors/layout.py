@@ -24,6 +24,7 @@ from paceline.run.tensors.state_spec import OptimizerSpec, StateSpec, TensorSpec
 
 __all__ = [
     "SMALL_BYTES",
+    "TRAINABLE",
     "Layout",
     "Section",
     "TensorMemory",

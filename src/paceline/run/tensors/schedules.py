@@ -19,8 +19,10 @@ checkpoint needs no calls from before it.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from torch.optim import Optimizer
@@ -114,10 +116,12 @@ class Schedules:
         return {number: epoch for number, epoch in found if epoch is not None}
 
     def check(self, calls: Iterable[SchedulerCalls]) -> None:
-        """Raise ProtocolError if there is no such scheduler."""
+        """Raise ProtocolError if there is no such scheduler, or its epoch isn't finite."""
         for one in calls:
             if one.scheduler >= len(self._schedules):
                 raise ProtocolError(f"there is no scheduler {one.scheduler}")
+            if one.epoch is not None and not isfinite(one.epoch):
+                raise ProtocolError(f"scheduler.step({one.epoch}) needs a finite epoch")
 
     def note_calls(self, worker: int, calls: Iterable[SchedulerCalls]) -> list[str]:
         """Step the schedulers that a worker's script has called.
@@ -167,11 +171,18 @@ class Schedules:
 
     # ------------------------------------------------------------------------------------ state
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the schedulers are, for a checkpoint, as plain values."""
+    def state_dict(self, pending: Sequence[Iterable[int]] = ()) -> dict[str, Any]:
+        """Return how far the schedulers are, for a checkpoint, as plain values.
+
+        `pending`: by optimizer, the workers whose last turns aren't part of a version yet. A run
+        that continues from the checkpoint computes and counts these turns again.
+        """
+        turns = [Counter(counted) for counted in self._turns]
+        for counted, workers in zip(turns, pending, strict=False):
+            counted.subtract(workers)
         return {
             "contributions": self.contributions,
-            "turns": [sorted(turns.items()) for turns in self._turns],
+            "turns": [sorted(counted.items()) for counted in turns],
             "schedulers": [
                 [one.mode, one.steps, one.ratio, one.epoch, one.metrics] for one in self._schedules
             ],

@@ -16,6 +16,7 @@ The shard makes no decisions.
 """
 
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -26,14 +27,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.events import ApplyUpdate
 from paceline.errors import CheckpointError, ProtocolError
+from paceline.run.tensors.group_options import all_options
 from paceline.run.tensors.layout import TrainingState, Views, difference
+from paceline.run.tensors.optimizer_states import load_checked, load_exactly
 from paceline.run.tensors.schedules import Schedules
-from paceline.run.tensors.sums import PendingUpdate, SlotGradient
+from paceline.run.tensors.state_spec import OptionChange
+from paceline.run.tensors.sums import PendingUpdate, SlotGradient, spoiled
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer, VersionBuffers
 
 __all__ = ["Shard"]
 
 HALF = (torch.float16, torch.bfloat16)
+WARY_UPDATES = 100  # how long to look for the sender of a bad gradient whose slot was in use again
 
 
 class Shard:
@@ -61,6 +66,8 @@ class Shard:
         self.version = 0
         self.average: list[list[Tensor]] | None = None
         """The moving average of the weights, by optimizer; not None iff the run keeps one."""
+        self.first_options = all_options(state.optimizers)
+        """The options in the script when the run first began."""
         self._ema = ema
         self._versions_kept = versions_kept
         self._store = store
@@ -69,6 +76,7 @@ class Shard:
         self._averages: dict[int, tuple[Views, float]] = {}  # of the update being made
         self._decided: ApplyUpdate | None = None  # likewise
         self._free_accumulators: list[Views] = []
+        self._wary_updates = 0  # left in which each gradient is checked before its slot is reused
         self._buffers = VersionBuffers(store, versions_kept)
         self._begin()
 
@@ -157,7 +165,7 @@ class Shard:
         if self._pending:
             with torch.no_grad():
                 for pending in self._pending.values():
-                    pending.add_worker(worker)
+                    pending.add_worker(worker, check=self._wary_updates > 0)
 
     @torch.no_grad()
     def reduce(self, decided: ApplyUpdate) -> float:
@@ -184,6 +192,16 @@ class Shard:
             self.state.optimizers[index].step()
             self.schedules.count_step(index, pending.contributions(index))
 
+    def workers_to_blame(self, update: int) -> list[int]:
+        """Return the contributors whose gradients aren't finite, because their average isn't.
+
+        If none can be found, the sum has overflowed, or the slot of a bad gradient is already in
+        use again. In case it is the latter, later gradients are checked before their slots are.
+        """
+        found = self._pending[update].workers_with_bad_gradients()
+        self._wary_updates = 0 if found else WARY_UPDATES
+        return found
+
     def _begin_version(self, update: int) -> None:
         """Move the parameters to memory that no worker reads."""
         old = self._buffers.current.views
@@ -197,18 +215,35 @@ class Shard:
             self._point_parameters_at(new)
 
     @torch.no_grad()
-    def publish(self, update: int) -> None:
-        """Make the stepped parameters the newest version, with its buffers and average."""
-        assert self._decided is not None
+    def publish(self, update: int) -> list[int] | None:
+        """Make the stepped parameters the newest version, with its buffers and average.
+
+        Buffer elements that would become NaN or infinite stay as they are. If there are any,
+        returns the workers that sent them, as far as can be seen; otherwise None.
+        """
         pending, views = self._pending[update], self._buffers.current.views
-        averaged = pending.average_buffers(self._decided)
-        if averaged is not None:
-            _copy(averaged.buffer_flats, views.buffer_flats)
+        bad_buffers_from = self._publish_buffers(pending, views.buffer_flats)
         _copy(pending.counters, views.counter_flats)
         if self.average is not None and self._ema is not None:
             for means, own in zip(self.average, views.parameters, strict=True):
                 torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._ema)
         self.skip(update)
+        self._wary_updates = max(0, self._wary_updates - 1)
+        return bad_buffers_from
+
+    def _publish_buffers(self, pending: PendingUpdate, buffers: list[Tensor]) -> list[int] | None:
+        assert self._decided is not None
+        averaged, sq_norm = pending.average_buffers(self._decided)
+        if isfinite(sq_norm):
+            _copy(averaged, buffers)
+            return None
+        # A buffer may be infinite from the start, as the mask of an attention layer is.
+        bad = [spoiled(now, before) for now, before in zip(averaged, buffers, strict=True)]
+        is_bad = any(bool(elements.any()) for elements in bad)
+        found = pending.workers_with_bad_buffers(buffers) if is_bad else None
+        for now, before, elements in zip(averaged, buffers, bad, strict=True):
+            before.copy_(torch.where(elements, before, now))
+        return found
 
     def skip(self, update: int) -> None:
         """Make a new version of the unchanged parameters, and forget the gradients."""
@@ -227,14 +262,20 @@ class Shard:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next update depends on, for a checkpoint; no copies."""
         views = self.newest.views
+        updates = list(self._pending.values())
+        pending = [
+            [worker for update in updates for worker in update.workers(index)]
+            for index in range(len(self.state.optimizers))
+        ]
         return {
             "contents": msgspec.to_builtins(self.state.spec),
-            "schedules": self.schedules.state_dict(),
+            "schedules": self.schedules.state_dict(pending),
             "parameters": views.parameters,
             "buffers": views.buffers,
             "counters": views.counters,
             "constants": self.state.constants,
             "average": self.average,
+            "first_options": [msgspec.structs.astuple(one) for one in self.first_options],
             "optimizers": [optimizer.state_dict() for optimizer in self.state.optimizers],
         }
 
@@ -259,10 +300,11 @@ class Shard:
         self.version = version
         self._buffers.reset(version)
         try:
+            self.first_options = msgspec.convert(saved["first_options"], tuple[OptionChange, ...])
             self.schedules.load_state_dict(saved["schedules"])
             # Last, because bringing the schedulers forward overwrites options of the saved state.
             for index, optimizer in enumerate(state.optimizers):
-                _load_exactly(optimizer, state.parameters[index], saved["optimizers"][index])
+                load_exactly(optimizer, state.parameters[index], saved["optimizers"][index])
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
 
@@ -271,16 +313,11 @@ class Shard:
         return self._optimizer(index).state_dict()
 
     def load_optimizer_state(self, index: int, state: Any) -> None:
-        """Load the state of an optimizer; raises ProtocolError if it isn't one."""
+        """Load a worker's state of an optimizer; raises ProtocolError if it can't be used."""
         optimizer = self._optimizer(index)
-        if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
-            raise ProtocolError(
-                "expected the state_dict() of an optimizer, with the keys state and param_groups"
-            )
-        try:
-            optimizer.load_state_dict(state)
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-            raise ProtocolError(f"the optimizer cannot load this state: {error}") from None
+        names = [spec.name for spec in self.state.spec.optimizers[index].parameters]
+        parameters = dict(zip(names, self.state.parameters[index], strict=True))
+        load_checked(optimizer, parameters, state)
 
     def _optimizer(self, index: int) -> Optimizer:
         if index >= len(self.state.optimizers):
@@ -291,17 +328,6 @@ class Shard:
 def _widened(parameter: Tensor) -> Tensor:
     """Return the parameter in a type precise enough for small changes of an average."""
     return parameter.float() if parameter.dtype in HALF else parameter
-
-
-def _load_exactly(optimizer: Optimizer, parameters: list[Tensor], saved: dict[str, Any]) -> None:
-    """Load a state bit for bit; torch alone would round it to the types of the parameters."""
-    optimizer.load_state_dict(saved)
-    for number, parameter in enumerate(parameters):
-        loaded = optimizer.state.get(parameter, {})
-        for name, value in saved["state"].get(number, {}).items():
-            rounded = loaded.get(name)
-            if isinstance(rounded, Tensor) and rounded.dtype != value.dtype:
-                loaded[name] = value.to(rounded.device)
 
 
 def _copy(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:

@@ -90,10 +90,11 @@ def _shaped(flat: Tensor, shape: Sequence[int], stride: Sequence[int] | None) ->
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 
-def unpack(body: bytes, fd: int) -> Any:
+def unpack(body: bytes, fd: int, *, copy: bool = True) -> Any:
     """Return the tree, with its tensors copied out of the region; the caller closes `fd`.
 
-    Raises ProtocolError, and nothing else, whatever a peer sends.
+    Without `copy`, the tensors stay in the region and must not be written. Raises ProtocolError,
+    and nothing else, whatever a peer sends.
     """
     region = Region(fd, writable=False)
     end = 0
@@ -111,7 +112,8 @@ def unpack(body: bytes, fd: int) -> Any:
         if end > region.size:
             raise ProtocolError(f"a tensor of a state is outside of its memory: {found}")
         flat = region.tensor(dtype, count, found.offset)
-        return _shaped(flat, found.shape, found.stride).clone()
+        shaped = _shaped(flat, found.shape, found.stride)
+        return shaped.clone() if copy else shaped
 
     try:
         return msgspec.msgpack.Decoder(ext_hook=find, strict=True).decode(body)

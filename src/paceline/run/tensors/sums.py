@@ -14,7 +14,7 @@ batch add up to exactly the bits of the whole batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from math import inf, isclose
+from math import inf, isclose, isfinite
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from paceline.core.events import ApplyUpdate
 from paceline.errors import InternalError
 from paceline.run.tensors.layout import Views
 
-__all__ = ["PendingUpdate", "SlotGradient", "WeightedSum", "blocks", "square"]
+__all__ = ["PendingUpdate", "SlotGradient", "WeightedSum", "blocks", "spoiled", "square"]
 
 LARGEST_SQUARE = 1e300  # cap on a squared norm, so that the sum of many stays finite
 BLOCK = 1 << 18  # elements that are added at a time; they fit a cache of 1 MB
@@ -180,6 +180,15 @@ def square(flat: Tensor) -> float:
     return found
 
 
+def spoiled(now: Tensor, before: Tensor) -> Tensor:
+    """Return which elements are NaN or infinite now, but were not before."""
+    return before.isfinite() & ~now.isfinite()
+
+
+def _is_finite(gradient: SlotGradient) -> bool:
+    return isfinite(sum(map(square, gradient.slot.flats[gradient.optimizer])))
+
+
 def _buffers_of(views: Views) -> list[Tensor]:
     return views.buffer_flats
 
@@ -192,6 +201,8 @@ class PendingUpdate:
         self._accepted: list[tuple[int, int, float]] = []  # worker, samples and scale of each
         self._sums: dict[int, WeightedSum] = {}  # by optimizer
         self._buffers: WeightedSum | None = None
+        self._in_slots: list[SlotGradient] = []  # those whose slots aren't in use again
+        self._bad: list[int] = []  # workers whose gradients weren't finite; see `add_worker`
         self._counted_by: int | None = None  # the worker that the counters are from
         self.unused: dict[int, frozenset[int]] = {}
         """By optimizer: the parameters that no contribution has a gradient for."""
@@ -206,6 +217,11 @@ class PendingUpdate:
     def contributions(self, optimizer: int) -> int:
         """Return how many gradients this update has for an optimizer."""
         return len(self._sums[optimizer].numbers)
+
+    def workers(self, optimizer: int) -> list[int]:
+        """Return the workers whose gradients for an optimizer were accepted; one may recur."""
+        numbers = self._sums[optimizer].numbers if optimizer in self._sums else ()
+        return [self._accepted[number][0] for number in numbers]
 
     def give(self, gradient: SlotGradient) -> None:
         """Register an accepted gradient, which stays in its slot until it is added."""
@@ -225,11 +241,33 @@ class PendingUpdate:
             self.counters = [flat.clone() for flat in slot.counter_flats]
             self._counted_by = gradient.worker
         self._accepted.append((gradient.worker, gradient.samples, gradient.scale))
+        self._in_slots.append(gradient)
 
-    def add_worker(self, worker: int) -> None:
-        """Add what is in this worker's slot now."""
+    def add_worker(self, worker: int, *, check: bool = False) -> None:
+        """Add what is in this worker's slot, because the slot is needed.
+
+        With `check`, find out whether it is finite; otherwise nobody can tell from now on.
+        """
         for total in self._all_sums():
             total.add_worker(worker)
+        mine = [one for one in self._in_slots if one.worker == worker]
+        self._in_slots = [one for one in self._in_slots if one.worker != worker]
+        if check:
+            self._bad += [one.worker for one in mine if not _is_finite(one)]
+
+    def workers_with_bad_gradients(self) -> list[int]:
+        """Return the workers whose gradients aren't finite, as far as can be seen."""
+        in_slots = [one.worker for one in self._in_slots if not _is_finite(one)]
+        return sorted({*self._bad, *in_slots})
+
+    def workers_with_bad_buffers(self, before: list[Tensor]) -> list[int]:
+        """Return the workers in whose slots buffers aren't finite that were `before`."""
+        found = set()
+        for one in self._in_slots:
+            pairs = zip(one.slot.buffer_flats, before, strict=True)
+            if any(bool(spoiled(now, old).any()) for now, old in pairs):
+                found.add(one.worker)
+        return sorted(found)
 
     def add_early(self, limit: float) -> None:
         """Add what workers below this number have given."""
@@ -265,9 +303,12 @@ class PendingUpdate:
                 f"expected (worker, samples, scale) {self._accepted}, got {decided}"
             )
 
-    def average_buffers(self, update: ApplyUpdate) -> Views | None:
-        """Return where the averaged buffers are; None if the model has none."""
-        return None if self._buffers is None else self._buffers.average(update.weights)[0]
+    def average_buffers(self, update: ApplyUpdate) -> tuple[list[Tensor], float]:
+        """Return the averaged buffers and their squared norm; none if the model has none."""
+        if self._buffers is None:
+            return [], 0.0
+        views, sq_norm = self._buffers.average(update.weights)
+        return views.buffer_flats, sq_norm
 
     def _all_sums(self) -> list[WeightedSum]:
         return [*self._sums.values(), *([] if self._buffers is None else [self._buffers])]

@@ -15,11 +15,11 @@ leaves its model in evaluation mode, the pass goes on as a training pass.
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from math import ceil, inf
-from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
 
+from paceline.run.system import SYSTEM
 from paceline.run.worker.batch_sources import BatchSource
 from paceline.run.worker.batches import Batch, Batches
 from paceline.run.worker.extra_steps import end_script
@@ -39,6 +39,7 @@ class StreamSettings(NamedTuple):
     number: int  # of the stream
     shares: int  # how many workers an epoch is divided among
     requeue: bool  # whether a batch whose gradient was dropped is used again
+    monotonic: Callable[[], float] = SYSTEM.monotonic  # the clock of the run
 
 
 class BatchStream:
@@ -54,7 +55,7 @@ class BatchStream:
     ) -> None:
         """`plain` is the script's loader."""
         self._plain = plain
-        self._number, self._shares, self._requeue = settings
+        self._number, self._shares, self._requeue, self._monotonic = settings
         self._source = source
         self._batches = batches
         batches.has_loader = True
@@ -250,7 +251,7 @@ class BatchStream:
 
     def _end_script_if_late(self) -> None:
         """End a script that keeps evaluating the last version, or loops for ever."""
-        now = monotonic()
+        now = self._monotonic()
         if self._empty_since is None:
             self._empty_since = now
         elif now - self._empty_since > AFTER_END_S:

@@ -5,10 +5,9 @@ The launcher restarts a server that dies, at the same address; until then its wo
 server needs a new end of the transport.
 """
 
-import os
+import secrets
 import sys
 from collections.abc import Callable
-from time import monotonic, sleep
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
@@ -17,9 +16,10 @@ from paceline.run.net import messages
 from paceline.run.net.handshake import connect
 from paceline.run.net.shared_memory import SharedMemoryWorker
 from paceline.run.net.transport import OpenedSlot, WorkerEnd
+from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.state_spec import StateSpec
 
-__all__ = ["ServerConnection", "shared_memory_dialer"]
+__all__ = ["Dialer", "ServerConnection", "shared_memory_dialer"]
 
 CONNECT_TIMEOUT_S = 600.0  # long, because the server's script may load a large data set first
 QUIET_S = 5.0  # tell the user after waiting this long
@@ -41,17 +41,22 @@ class ServerConnection:
     """A worker's end of the transport, and a new one after each loss of the server."""
 
     def __init__(
-        self, worker: int, spec: StateSpec, dial: Dialer, ahead: tuple[int, ...] = ()
+        self,
+        worker: int,
+        spec: StateSpec,
+        dial: Dialer,
+        ahead: tuple[int, ...] = (),
+        system: System = SYSTEM,
     ) -> None:
         """`ahead`: how many batches of each stream the worker wants to hold."""
         self.ahead = ahead
+        self.system = system
         self._worker = worker
+        self._session = secrets.token_bytes(16)
         self._spec = spec
         self._dial = dial
         self.end: WorkerEnd  # the worker's end of the transport; there is one after `join`
         self._has_end = False
-        # A loader's processes must not keep it open: its closing tells the server that we died.
-        os.register_at_fork(after_in_child=self.close)
 
     def join(self) -> tuple[messages.Welcome, OpenedSlot]:
         """Connect to the server, which may still be starting, and join its run.
@@ -60,34 +65,35 @@ class ServerConnection:
         """
         if self._has_end:
             print("lost the server; waiting for it to restart", file=sys.stderr, flush=True)
-        give_up_at = monotonic() + CONNECT_TIMEOUT_S
+        give_up_at = self.system.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self.close()
             try:
                 self.end, self._has_end = self._connect(give_up_at), True
                 return self._join()
             except PeerLost as error:  # also if it dies before it welcomes us
-                if monotonic() > give_up_at:
+                if self.system.monotonic() > give_up_at:
                     raise PeerLost(f"worker {self._worker} found no server: {error}") from None
 
     def _connect(self, give_up_at: float) -> WorkerEnd:
         """Try to connect until it works, with growing pauses."""
-        pause_s, quiet_until = 0.01, monotonic() + QUIET_S
+        pause_s, quiet_until = 0.01, self.system.monotonic() + QUIET_S
         while True:
             try:
                 return self._dial()
             except PeerLost as error:
-                now = monotonic()
+                now = self.system.monotonic()
                 if now > give_up_at:
                     raise
                 if now > quiet_until:
                     print(f"waiting for the server: {error}", file=sys.stderr, flush=True)
                     quiet_until = give_up_at
-            sleep(pause_s)
+            self.system.sleep(pause_s)
             pause_s = min(0.5, pause_s * 1.5)
 
     def _join(self) -> tuple[messages.Welcome, OpenedSlot]:
-        self.end.send(messages.Join(self._worker, RELEASE, self._spec, self.ahead))
+        join = messages.Join(self._worker, RELEASE, self._spec, self.ahead, self._session)
+        self.end.send(join)
         answer = self.end.receive()
         if isinstance(answer, messages.Refused):
             raise self.refusal(answer)

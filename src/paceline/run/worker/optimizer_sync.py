@@ -109,6 +109,7 @@ class OptimizerSettings:
                     follower.catch_up()
             for option in options:
                 set_option(self._optimizers, option)
+            self._known.learn(options)
             for follower in self._followers:
                 follower.read_rates()
                 follower.repeat_calls()
@@ -144,4 +145,4 @@ class OptimizerSettings:
         groups = self._optimizers[optimizer].param_groups
         for group, given in zip(groups, state["param_groups"], strict=True):
             group.update({name: value for name, value in given.items() if name != "params"})
-        self._known.read()
+        self._known.read_all()

@@ -25,6 +25,7 @@ from paceline.run.tensors.layout import (
 )
 from paceline.run.tensors.sums import blocks, square
 from paceline.run.worker.backward_passes import BackwardPasses
+from paceline.run.worker.replaced_parameters import ReplacedParameters
 
 __all__ = ["Replica"]
 
@@ -52,6 +53,8 @@ class Replica:
         self._staged: set[int] = set()
         self._measured: dict[Tensor, _Measured] = {}  # large gradients, by their view
         self._passes = [BackwardPasses(own) for own in state.parameters]
+        all_parameters = [p for own in (*state.parameters, state.constants) for p in own]
+        self._replaced = ReplacedParameters(models, all_parameters)
         self._buffers = _entries_of(state.buffers, models)
         self._counters = _entries_of(state.counters, models)
         copied_ids = {id(tensor) for tensor in _written_by_modules(models)}
@@ -207,6 +210,7 @@ class Replica:
                 "the server owns the parameters, so load weights before run.prepare(), or after "
                 "the last step"
             )
+        self._replaced.check()
         addresses = [parameter.data_ptr() for parameter in own]
         if addresses != self._addresses[optimizer]:
             raise self._moved(optimizer, addresses)

@@ -15,7 +15,6 @@ The module `states` has the table of a worker's states.
 from collections.abc import Sequence
 from contextlib import suppress
 from math import isfinite
-from time import monotonic
 from typing import Any
 
 import torch
@@ -69,6 +68,7 @@ class Worker:
         self._settings = OptimizerSettings(replica.optimizers, schedulers, number, self.batches)
         self._replica = replica
         self._server = server
+        self._monotonic = server.system.monotonic
         self._state = WorkerState()
         self.requests = Requests(server, self._state, self)
         forget = self.batches.forget_numbers
@@ -77,7 +77,7 @@ class Worker:
         self._assignment: messages.Assignment | None = None  # of the current turn; None iff idle
         self._early: messages.Assignment | None = None  # arrived before the last turn was closed
         self._polled_at = 0.0
-        self._clock = TurnClock(self.welcome.latency, self.number, self.welcome.seed)
+        self._clock = TurnClock(self.welcome.latency, self.number, self.welcome.seed, server.system)
         self._scalars = LoggedScalars()
         self._checkpoint = 0  # needs our position once the current wait is over; 0: none does
         self._extra_steps = ExtraSteps()
@@ -99,7 +99,7 @@ class Worker:
     def begin(self) -> None:
         """Wait for the run to begin, and load its parameters."""
         self._replica.on_gradients(self._on_gradient, self.batches.discard)
-        self.batches.on_training_batch = self._settings.catch_up
+        self.batches.on_training_batch = self._on_training_batch
         self.position.record()
         self._wait_and_load()
         self._record_position()
@@ -117,16 +117,17 @@ class Worker:
         self._report(turn, optimizer)
         self._assignment = None
         self._state.apply(WorkerEvent.CLOSED)
-        waits_from = monotonic()
+        waits_from = self._monotonic()
         notice = self._wait_and_load()
         if notice is None:  # the turn was void, or the run ended before its fate was decided
             staleness = max(0, self.version - turn.version)
             notice = messages.FateNotice(Fate.LATE, turn.version, staleness, 0)
-        self._settle(optimizer, notice, waited_s=monotonic() - waits_from)
+        self._settle(optimizer, notice, waited_s=self._monotonic() - waits_from)
 
     def _report(self, turn: messages.Assignment, optimizer: int) -> None:
         """Report the gradient, or that there is none, unless the server was lost."""
         if self._state.turn is Turn.VOID:
+            self._scalars.forget()
             return
         changes = self._settings.changes(optimizer)
         try:
@@ -244,9 +245,14 @@ class Worker:
 
     def _on_gradient(self, optimizer: int) -> None:
         """Note that a backward pass has computed the gradient of a parameter."""
+        self._scalars.begin()
         self.batches.touch(optimizer)
         if self._state.backward is Backward.INSIDE and self._poll_worthless():
             raise _BackwardCut
+
+    def _on_training_batch(self) -> None:
+        self._scalars.begin()
+        self._settings.catch_up()
 
     def log(self, scalars: dict[str, float | Tensor]) -> None:
         """Send these numbers with the next gradient; numbers of one name are averaged."""
@@ -273,7 +279,7 @@ class Worker:
 
     def _poll_worthless(self) -> bool:
         """Return whether the gradient is no longer wanted; polls the server now and then."""
-        now = monotonic()
+        now = self._monotonic()
         if now - self._polled_at > POLL_S and self._state.connection is not Connection.LOST:
             self._polled_at = now
             try:
@@ -339,6 +345,7 @@ class Worker:
     def rejoin(self) -> None:
         """Join the server that replaces the lost one."""
         self._join()
+        self._scalars.forget()
         self._state.apply(WorkerEvent.REJOINED)
         self._early = None  # it was from the lost server
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.run.server import process_status
-from paceline.run.server.process_status import is_stopped
+from paceline.run import process_status
+from paceline.run.process_status import children_of, descendants, is_stopped
 
 
 @pytest.fixture
@@ -53,17 +53,41 @@ def test_process_that_has_ended_is_not_stopped(child):
 @pytest.mark.parametrize(
     ("stat", "expected"),
     [
-        (b"7 (python) T 1 7 7", True),
-        (b"7 (python) S 1 7 7", False),
-        (b"7 (python) t 1 7 7", False),  # a debugger holds it
-        (b"7 (my) T (name) S 1 7 7", False),
-        (b"7 (my) S (name) T 1 7 7", True),
-        (b"7 (a\nb) T 1", True),
+        (b"7 (python) T 1 7 7 0 -1 0 0 0 0 0 5 2 0 0", True),
+        (b"7 (python) S 1 7 7 0 -1 0 0 0 0 0 5 2 0 0", False),
+        (b"7 (python) t 1 7 7 0 -1 0 0 0 0 0 5 2 0 0", False),  # a debugger holds it
+        (b"7 (my) T (name) S 1 7 7 0 -1 0 0 0 0 0 5 2 0 0", False),
+        (b"7 (my) S (name) T 1 7 7 0 -1 0 0 0 0 0 5 2 0 0", True),
+        (b"7 (a\nb) T 1 7 7 0 -1 0 0 0 0 0 5 2 0 0", True),
         (b"", False),
     ],
 )
 def test_state_is_read_after_the_name(monkeypatch, tmp_path, stat, expected):
     """The name of a process may contain anything, parentheses included."""
     (tmp_path / "stat").write_bytes(stat)
-    monkeypatch.setattr(process_status, "Path", lambda _: tmp_path / "stat")
+    monkeypatch.setattr(process_status, "Path", lambda _: tmp_path)
     assert is_stopped(7) == expected
+
+
+def test_status_of_a_process_has_its_processor_time(child):
+    status = process_status.process_status(os.getpid())
+    assert status.cpu_s == pytest.approx(sum(os.times()[:2]), abs=0.1)
+    assert not status.is_stopped
+    child.kill()
+    child.wait()
+    assert process_status.process_status(child.pid) is None
+
+
+def test_descendants_are_children_and_their_children():
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
+    command = [sys.executable, "-S", "-c", program, "print(flush=True); input()"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **streams) as parent:
+        parent.stdout.readline()
+        [child] = descendants(parent.pid)
+        assert children_of(parent.pid) == {child}
+        assert parent.pid in descendants(os.getpid())
+        assert child in descendants(os.getpid())
+        assert descendants(child) == []
+        parent.stdin.write(b"\n")
+    assert descendants(parent.pid) == []

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Notice processes that are alive but never finish, and decide how long to wait for them.
+
+A process that is busy can't be told from one in an endless loop. So a server that uses the
+processor is never replaced, and only limits that users can see (after a signal, after the last
+update) end a process that computes.
+"""
+
+from collections.abc import Iterable
+from math import inf
+
+from paceline.run.launch.monitor import RunMonitor
+from paceline.run.launch.processes import Child
+from paceline.run.system import SYSTEM, System
+
+__all__ = [
+    "EndGrace",
+    "ServerWatch",
+    "StopLimits",
+]
+
+STOP_WORKERS_S = 10.0  # after a signal that stops the run, for workers to end their scripts
+STOP_SERVER_S = 15.0  # after such a signal, for the server to begin to save the run
+FROZEN_SERVER_S = 10.0  # then a server that was stopped (SIGSTOP) is replaced
+HUNG_SERVER_S = 30.0  # then a server is replaced that neither answers nor uses the processor
+ASK_S = 2.0  # without news from the server, it is asked for some
+SAY_S = 10.0  # between two lines about workers that run after the last update
+TURNS = 3.0  # the last turn of worker 0 may take this many times as long as its longest one
+
+
+class ServerWatch:
+    """Tells whether the server has hung."""
+
+    def __init__(self, monitor: RunMonitor, system: System = SYSTEM) -> None:
+        self._monitor = monitor
+        self._system = system
+        self._alive_at = inf  # when it showed the last sign of life
+        self._cpu_s = 0.0
+
+    def begin(self) -> None:
+        """Note that a server starts."""
+        self._alive_at, self._cpu_s = self._system.monotonic(), 0.0
+
+    def why_hung(self, pid: int) -> str:
+        """Return why the server has to be replaced; "": it doesn't."""
+        status, now = self._system.status(pid), self._system.monotonic()
+        if status is None:
+            return ""
+        self._alive_at = max(self._alive_at, self._monitor.heard_at)
+        # "D" is a slow disk, "t" a debugger.
+        is_busy = status.cpu_s > self._cpu_s or status.state in "Dt" or self._monitor.is_saving
+        if is_busy and not status.is_stopped:
+            self._alive_at, self._cpu_s = now, status.cpu_s
+        silent_s = now - self._alive_at
+        if now - self._monitor.heard_at >= ASK_S:
+            self._monitor.ask()
+        if status.is_stopped:
+            return "was stopped (SIGSTOP)" if silent_s >= FROZEN_SERVER_S else ""
+        if silent_s >= HUNG_SERVER_S and self._monitor.is_serving:
+            return f"has neither answered nor used the processor for {silent_s:.0f} s"
+        return ""
+
+
+class StopLimits:
+    """Limits how long the processes run after a signal that stops the run.
+
+    Workers are killed first, so that a server that works can end the run without them.
+    """
+
+    def __init__(self, monitor: RunMonitor, system: System = SYSTEM) -> None:
+        self._monitor = monitor
+        self._system = system
+        self._began = inf
+
+    def begin(self) -> None:
+        """Note that the signal has arrived."""
+        self._began = self._system.monotonic()
+
+    @property
+    def are_workers_overdue(self) -> bool:
+        """Whether workers have had enough time."""
+        return self._system.monotonic() > self._began + STOP_WORKERS_S
+
+    def is_server_overdue(self, pid: int | None) -> bool:
+        """Return whether the server has had enough time; not while it answers or saves the run."""
+        now, monitor = self._system.monotonic(), self._monitor
+        if now <= self._began + STOP_SERVER_S:
+            return False
+        is_frozen = pid is None or self._system.is_stopped(pid)
+        is_silent = now - monitor.heard_at > STOP_SERVER_S - STOP_WORKERS_S
+        return is_frozen or (is_silent and not monitor.is_saving)
+
+
+class EndGrace:
+    """Limits how long workers run after the last update.
+
+    Worker 0 may take any time as long as it, or a process that it has started, uses the processor:
+    it may be evaluating the result. That is only so when it has left its last turn.
+    """
+
+    def __init__(self, grace_s: float, monitor: RunMonitor, system: System = SYSTEM) -> None:
+        self._grace_s = grace_s
+        self._monitor = monitor
+        self._system = system
+        self._began: float | None = None  # when workers were told of the end; None: they weren't
+        self._kill_at: dict[int, float] = {}  # by worker
+        self._cpu_s = 0.0  # of worker 0 and its descendants
+        self._say_at = inf
+
+    def reset(self) -> None:
+        """Note that workers don't know of an end yet."""
+        self._began = None
+        self._kill_at.clear()
+        self._say_at = inf
+
+    def overdue(self, running: Iterable[Child]) -> list[Child]:
+        """Return those of these workers that have had enough time since the last update."""
+        now = self._system.monotonic()
+        if self._began is None:
+            self._began, self._say_at = now, now + SAY_S
+        found = []
+        for child in running:
+            assert child.who.worker is not None
+            kill_at = self._kill_at.setdefault(child.who.worker, now + self._grace_s)
+            if child.who.worker == 0:
+                kill_at = self._kill_at[0] = self._limit_of_first(child, kill_at, self._began)
+            if now >= kill_at:
+                found.append(child)
+        return found
+
+    def line(self, running: Iterable[Child]) -> str:
+        """Return a line about the workers that are still running, if one is due; "": none is."""
+        now = self._system.monotonic()
+        if now < self._say_at:
+            return ""
+        self._say_at = now + SAY_S
+        left_s = {child.name: self._kill_at[child.who.worker or 0] - now for child in running}
+        if not left_s:
+            return ""
+        first = min(left_s, key=lambda name: left_s[name])
+        kill = f"; {first} will be killed in {left_s[first]:.0f} s (--grace {self._grace_s:g}s)"
+        is_counting = left_s[first] < self._grace_s - 1.0  # not so for a busy worker 0
+        return f"waiting for {', '.join(left_s)} to finish the script{kill if is_counting else ''}"
+
+    def _limit_of_first(self, child: Child, kill_at: float, began: float) -> float:
+        """Return when to kill worker 0."""
+        is_busy, longest_s = self._is_first_busy(child), self._monitor.computing.get(0)
+        if longest_s is not None:
+            return began + max(self._grace_s, TURNS * longest_s)
+        return self._system.monotonic() + self._grace_s if is_busy else kill_at
+
+    def _is_first_busy(self, child: Child) -> bool:
+        """Return whether worker 0 has used the processor since the last call."""
+        assert child.pid is not None
+        pids = [child.pid, *self._system.descendants(child.pid)]
+        found = [status.cpu_s for pid in pids if (status := self._system.status(pid)) is not None]
+        before, self._cpu_s = self._cpu_s, sum(found)
+        return self._cpu_s > before

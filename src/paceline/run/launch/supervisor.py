@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Decide what happens to the processes of a run: when to start, restart, stop and kill them.
+
+The workers start when the server has reached `run.prepare()`. A worker that dies is restarted, and
+so is a server that was killed, until several restarts in a row make no progress. If all workers
+fail in the same way, restarting won't help, and the run ends.
+
+The supervisor never waits. Its owner calls `step` when something has happened, and at `wake_at`.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+from paceline.errors import PacelineError, PeerLost
+from paceline.run.launch.environment import Identity
+from paceline.run.launch.hang_report import HangReport
+from paceline.run.launch.hangs import EndGrace, ServerWatch, StopLimits
+from paceline.run.launch.monitor import RunMonitor
+from paceline.run.launch.outcome import of_updates, outcome
+from paceline.run.launch.processes import Child, Processes
+from paceline.run.launch.restarts import ATTEMPTS_MAX
+from paceline.run.launch.run_folder import mark_finished
+from paceline.run.launch.stop_signals import StopSignals
+from paceline.run.settings import Settings
+from paceline.run.system import SYSTEM, System
+from paceline.trace.reader import read_end
+from paceline.trace.schema import NAME as TRACE
+
+__all__ = ["Supervisor"]
+
+GRACE_S = 10.0  # for workers to exit after the server, for all to exit after a kill
+SLOW_START_S = 10.0  # say after this long why no worker is running yet
+READY_S = 1.0  # for a server to start serving when all workers have already failed
+TICK_S = 0.2  # between checks of what sends no event
+
+
+class Supervisor:
+    """The decisions of a launcher."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        processes: Processes,
+        monitor: RunMonitor,
+        signals: StopSignals,
+        say: Callable[[str], None],
+        system: System = SYSTEM,
+    ) -> None:
+        """`say` shows a line to the user."""
+        self._settings = settings
+        self._processes = processes
+        self._monitor = monitor
+        self._signals = signals
+        self._say = say
+        self._now = system.monotonic
+        self._disk = system.disk
+        self._server_watch = ServerWatch(monitor, system)
+        self._hang_report = HangReport(monitor, processes, say, system)
+        self._stop_limits = StopLimits(monitor, system)
+        self._end_grace = EndGrace(settings.grace_s, monitor, system)
+        self._signals_handled = 0
+        self._server: Child | None = None
+        self._workers: list[Child] = []
+        self._unavailable: dict[int, str] = {}  # workers that won't be restarted, and why
+        self._unreported: set[int] = set()  # those of them that the server doesn't know about
+        self._completed: set[int] = set()  # workers whose scripts ended; a line may be due for them
+        self._have_workers_started = False
+        self._say_slow_start_at = inf
+        self._is_ending = False  # nothing is restarted from now on
+        self._has_given_up = False  # all workers are gone before the end
+        self._is_broken = False  # because the script crashes
+        self._stop_server_at: float | None = None  # not None iff no worker is left to serve
+        self._is_server_stopped = False  # it was sent SIGTERM
+        self._is_server_lost_late = False  # it died after workers had been told of the end
+        self._kill_at = inf
+        self._next_tick = 0.0
+
+    def start(self, server: Identity) -> None:
+        """Start the server of the run; its workers follow when it serves."""
+        workers = self._settings.spec.workers
+        cores = len(os.sched_getaffinity(0))
+        threads = max(1, cores // workers)
+        self._server = Child("server", server, cores)
+        self._workers = [
+            Child(f"worker {worker}", replace(server, worker=worker), threads)
+            for worker in range(workers)
+        ]
+        self._start_child(self._server)
+        self._say_slow_start_at = self._now() + SLOW_START_S
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no process is running or will be started."""
+        return not self._processes and all(child.start_at is None for child in self._children)
+
+    @property
+    def wake_at(self) -> float:
+        """When to call `step`, even if nothing has happened."""
+        due = [self._monitor.retry_at, *(child.start_at for child in self._children)]
+        return min([self._next_tick, *(at for at in due if at is not None)])
+
+    def step(self) -> bool:
+        """Act on whatever has happened, and on what is due; return whether a tick was due."""
+        self._start_workers()
+        for child in self._processes.take_exited():
+            if child is self._server:
+                self._on_server_exited(child)
+            else:
+                self._on_worker_exited(child)
+        if self._monitor.retry_at is not None and self._now() >= self._monitor.retry_at:
+            self._monitor.connect()
+        if self._signals.count > self._signals_handled:
+            self._on_stop_signal()
+        is_tick = self._now() >= self._next_tick
+        if is_tick:
+            self._next_tick = self._now() + TICK_S
+            self._on_tick()
+        for child in self._children:
+            if child.start_at is not None and self._now() >= child.start_at:
+                self._restart(child)
+        self._kill_overdue()
+        return is_tick
+
+    def kill_all(self) -> None:
+        """Kill every process, and start none from now on."""
+        self._is_ending = True
+        for child in self._children:
+            child.start_at = None
+        self._processes.kill()
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*([self._server] if self._server else []), *self._workers]
+
+    @property
+    def _is_any_worker_running(self) -> bool:
+        return any(worker.pid is not None for worker in self._workers)
+
+    @property
+    def _have_all_scripts_ended(self) -> bool:
+        have_ended = all(worker.pid is None and worker.code == 0 for worker in self._workers)
+        return self._have_workers_started and have_ended
+
+    def _start_workers(self) -> None:
+        """Start all workers, once the server has reached `run.prepare()`."""
+        if self._have_workers_started or self._is_ending or not self._monitor.is_serving:
+            return
+        self._have_workers_started = True
+        self._say_slow_start_at = inf
+        for worker in self._workers:
+            self._start_child(worker)
+
+    # ------------------------------------------------------------------------ what has happened
+
+    def _on_tick(self) -> None:
+        self._report_unavailable()
+        self._say_early_ends()
+        self._stop_idle_server()
+        if self._now() >= self._say_slow_start_at:
+            self._say_slow_start_at = inf
+            self._say("the workers start when the server has reached run.prepare()")
+        self._hang_report.tick(self._server, self._workers)
+        if self._signals.count:
+            self._monitor.ask()  # is it alive?
+        else:
+            self._replace_hung_server()
+        if not self._monitor.is_up_to_workers:  # or a killed server has lost the end
+            self._end_grace.reset()
+        elif not self._signals.count:
+            self._end_late_workers()
+
+    def _on_worker_exited(self, worker: Child) -> None:
+        assert worker.who.worker is not None
+        if worker.code == 0:
+            self._mark_unavailable(worker, "its script ended")
+            self._completed.add(worker.who.worker)
+            self._report_unavailable()  # if it is worker 0, the run ends
+        elif worker.is_killed:
+            self._mark_unavailable(worker, "it was killed")
+        elif not self._is_broken:
+            self._monitor.refresh()  # its last gradients may not be reported yet
+            if worker.is_broken and not self._monitor.is_over:
+                self._end_broken(worker)
+            elif not self._may_start(worker) or self._all_failed_alike():
+                self._say(f"{worker.name} {worker.exit_text}")
+                self._mark_unavailable(worker, worker.exit_text)
+            else:
+                progress = self._monitor.accepted[worker.who.worker]
+                self._schedule_restart(worker, worker.exit_text, progress)
+        self._end_if_no_worker_is_left()
+
+    def _on_server_exited(self, server: Child) -> None:
+        # A server exits with 0 only if it has written the end, or if the script never served a run:
+        # then the end in the trace is that of an earlier launch.
+        has_written = server.code == 0 and self._monitor.was_served
+        written = read_end(server.who.run_dir / TRACE) if has_written else None
+        self._monitor.on_server_exit(written)
+        self._is_server_lost_late |= server.code < 0 and self._monitor.is_told
+        if server.code < 0 and not server.is_killed and self._may_start(server):
+            self._schedule_restart(server, server.exit_text, self._monitor.version)
+            if server.start_at is not None:
+                return  # the workers reconnect when it is back
+        elif server.code and not server.is_killed and not self._has_given_up:
+            self._say(f"server {server.exit_text}")
+        self._stop_restarting()
+        if self._is_server_lost_late and not self._signals.count:
+            return  # the workers know of the end, and exit by themselves
+        # The remaining workers were stopped or have lost the server: don't wait long for them.
+        has_ended = server.code == 0 and self._monitor.end is not None
+        self._kill_at = self._now() + (GRACE_S if has_ended else 1.0)
+
+    def _on_stop_signal(self) -> None:
+        """Stop cleanly at the first signal, immediately at the next."""
+        if self._signals_handled == 0:
+            self._say("stopping; interrupt again to stop immediately")
+        self._signals_handled = self._signals.count
+        self._stop_restarting()
+        if self._signals.count == 1 and self._server is not None and self._server.pid is not None:
+            self._processes.signal(self._server, signal.SIGTERM)
+            self._stop_limits.begin()
+        else:
+            self._kill_at = 0.0
+
+    # ---------------------------------------------------------------------------------- restarts
+
+    def _may_start(self, child: Child) -> bool:
+        """Return whether starting it makes sense.
+
+        After the last update, or when all scripts have ended, only a server does: it has to write
+        what the run has learned.
+        """
+        monitor = self._monitor
+        if self._signals.count or monitor.end is not None or not self._settings.restart:
+            return False
+        if monitor.is_over or self._have_all_scripts_ended:
+            return child is self._server
+        return not self._is_ending
+
+    def _schedule_restart(self, child: Child, why: str, progress: int) -> None:
+        pause_s = child.backoff.next_pause_s(progress)
+        if pause_s is None:
+            self._say(f"{child.name} {why}; gave up after {ATTEMPTS_MAX} failed restarts")
+            self._mark_unavailable(child, why)
+        else:
+            child.start_at = self._now() + pause_s
+            self._say(
+                f"{child.name} {why}; restarting in {pause_s:g} s "
+                f"(attempt {child.backoff.attempts} of {ATTEMPTS_MAX})"
+            )
+
+    def _restart(self, child: Child) -> None:
+        child.start_at = None
+        if self._may_start(child):
+            try:
+                self._start_child(child)
+            except PeerLost:
+                raise
+            except PacelineError as error:
+                self._schedule_restart(child, f"could not be started: {error}", 0)
+        else:  # the run is over; a server that has lost its end must not wait for this worker
+            self._mark_unavailable(child, child.exit_text)
+        self._end_if_no_worker_is_left()
+
+    def _start_child(self, child: Child) -> None:
+        if child is self._server:  # what was reported to the last server is lost
+            self._unreported = set(self._unavailable)
+            self._stop_server_at, self._is_server_stopped = None, False
+            self._monitor.on_server_start()
+            self._server_watch.begin()
+        self._processes.start(child)
+
+    def _stop_restarting(self) -> None:
+        self._is_ending = True
+        for child in self._children:
+            if not self._may_start(child):
+                child.start_at = None
+
+    def _mark_unavailable(self, child: Child, reason: str) -> None:
+        """Remember that a worker won't be restarted, so that the run doesn't wait for it."""
+        if child.who.worker is not None:
+            self._unavailable[child.who.worker] = reason
+            self._unreported.add(child.who.worker)
+
+    def _report_unavailable(self) -> None:
+        if self._unreported and not self._is_ending:
+            reasons = {worker: self._unavailable[worker] for worker in sorted(self._unreported)}
+            ended = {worker for worker in reasons if self._workers[worker].code == 0}
+            if self._monitor.report_unavailable(reasons, ended):
+                self._unreported.clear()
+
+    def _say_early_ends(self) -> None:
+        """Print which workers' scripts ended although the run went on."""
+        if self._is_any_worker_running or self._monitor.is_finished:
+            left, version = self._monitor.left, self._monitor.version
+            early = {worker for worker in self._completed if left.get(worker, version) < version}
+            self._completed -= early
+            for worker in sorted(early):
+                at = f"{self._monitor.left[worker]}{of_updates(self._settings)}"
+                self._say(f"the script of worker {worker} ended at update {at}")
+
+    # ----------------------------------------------------------------------------------- the end
+
+    def _all_failed_alike(self) -> bool:
+        """Return whether no worker runs, and all failed for the same reason."""
+        if self._is_any_worker_running:
+            return False
+        failures = {worker.failure for worker in self._workers}
+        return len(failures) == 1 and failures != {""}
+
+    def _end_broken(self, worker: Child) -> None:
+        """End the run, because its script would crash in every worker, again and again."""
+        self._say(f"{worker.name} {worker.exit_text}; ending the run")
+        self._has_given_up = self._is_broken = True
+        self._stop_restarting()
+        self._processes.kill_silently(self._workers)
+        self._stop_server_at = self._now() + READY_S
+        self._stop_idle_server()
+
+    def _end_if_no_worker_is_left(self) -> None:
+        if self._is_any_worker_running or not self._have_workers_started:
+            return
+        alike = self._all_failed_alike()
+        if not alike and any(worker.start_at is not None for worker in self._workers):
+            return
+        has_failed = any(worker.code and not worker.is_killed for worker in self._workers)
+        if has_failed and not self._is_ending and not self._monitor.is_over:
+            self._has_given_up = True
+            self._say(f"{self._why_no_worker_is_left(alike)}; ending the run")
+        self._stop_restarting()
+        if self._stop_server_at is None:
+            self._stop_server_at = self._now() + (READY_S if has_failed else GRACE_S)
+            self._stop_idle_server()
+
+    def _why_no_worker_is_left(self, alike: bool) -> str:
+        if len(self._workers) == 1:
+            return "the only worker is gone"
+        if alike:
+            return "all workers failed in the same way"
+        return "all workers are gone and none will be restarted"
+
+    def _stop_idle_server(self) -> None:
+        """Stop a server that has no workers left; one that is starting gets time to serve first."""
+        if self._stop_server_at is None or self._is_server_stopped or self._server is None:
+            return
+        if self._monitor.is_serving or self._now() >= self._stop_server_at:
+            self._is_server_stopped = True
+            self._monitor.refresh()
+            if self._is_broken and not self._monitor.version:  # there is nothing to save
+                self._processes.kill_silently([self._server])
+            else:
+                self._processes.signal(self._server, signal.SIGTERM)
+
+    def _kill_overdue(self) -> None:
+        pid = None if self._server is None else self._server.pid
+        if self._now() > self._kill_at or self._stop_limits.is_server_overdue(pid):
+            self._processes.kill()
+        elif self._stop_limits.are_workers_overdue:
+            self._processes.kill(spared=self._server)
+
+    def _replace_hung_server(self) -> None:
+        """Kill a server that has hung, so that the next one continues from the checkpoint."""
+        if self._server is None or self._server.pid is None:
+            return
+        if why := self._server_watch.why_hung(self._server.pid):
+            self._say(f"server {why}; killing it")
+            self._server_watch.begin()  # until the OS reports its exit
+            self._processes.signal(self._server, signal.SIGKILL)
+
+    def _end_late_workers(self) -> None:
+        """Kill workers that don't end after the last update; the result is safe by then."""
+        running = [worker for worker in self._workers if worker.pid is not None]
+        overdue = self._end_grace.overdue(running)
+        for worker in overdue:
+            limit = f"{self._settings.grace_s:g} s after the last update"
+            self._say(f"{worker.name} was still running {limit} and was killed")
+        self._processes.kill_silently(overdue)
+        if line := self._end_grace.line(worker for worker in running if worker not in overdue):
+            self._say(line)
+
+    def exit_code(self, run_dir: Path) -> int:
+        """Return the exit code of the run, and mark its folder if the run is finished."""
+        self._say_early_ends()
+        end, server = self._monitor.end, self._server
+        is_complete = self._monitor.is_finished and server is not None and server.code <= 0
+        if end is not None and is_complete and not self._workers[0].code:
+            mark_finished(run_dir, end.version, self._disk)
+        if self._signals.count:
+            return 128 + self._signals.last
+        assert self._server is not None
+        code, why = outcome(self._settings, self._server, self._workers, self._monitor)
+        if why and not self._has_given_up:  # otherwise the reason was already said
+            self._say(why)
+        return code
