@@ -113,9 +113,9 @@ def _check_stopped(host: Host, settings: Settings) -> None:
 
 
 def _read(path: Path) -> Trace:
-    """Return a trace; its last line may be torn if its server was killed and not replaced."""
-    # TODO: `trace show` and `trace check` refuse such a trace, although its run can be resumed.
-    return read_trace(path, is_growing=not path.read_bytes().endswith(b"\n"))
+    """Return a trace; its last event may be torn if its server was killed and not replaced."""
+    trace = read_trace(path)
+    return trace if _end_of(trace) else read_trace(path, is_growing=True)
 
 
 def _version_of(trace: Trace) -> int:

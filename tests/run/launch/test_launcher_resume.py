@@ -67,20 +67,19 @@ def train(tmp_path, script, forkserver, capsys) -> TrainFunction:
     """Run the script in a folder to this number of updates; resume the run in it, if any."""
 
     def run(
-        name: str, trouble: str = QUIET, *, steps: int = STEPS, policy: str = "sync", **more: object
+        name: str, trouble: str = QUIET, *, code: int = 0, steps: int = STEPS, **more: object
     ) -> Path:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         settings = Settings(
             spec=RunSpec(workers=2, steps=steps, seed=5),
-            policy=policy,
             ema=0.9,
             script=str(script(trouble + SOURCE)),
             arguments=(str(folder),),
             **{"checkpoint_every": "5", **more},
         )
-        code = Launcher(settings, folder, forkserver).run()
-        assert code == 0, "".join(capsys.readouterr())
+        found = Launcher(settings, folder, forkserver).run()
+        assert found == code, "".join(capsys.readouterr())
         audit(read_trace(folder / "trace.jsonl"))
         return folder
 
@@ -150,7 +149,7 @@ def trouble(run):
 def test_run_stopped_during_an_update_equals_one_that_never_stopped(train, whole, at):
     """Unfinished work of both workers is discarded, together with its random numbers."""
     trouble = f"\nAT = {at}\n" + STOPPED
-    folder = train("stopped", trouble)
+    folder = train("stopped", trouble, code=1)
     trace = read_trace(folder / "trace.jsonl")
     assert [r.version for r in trace.records if isinstance(r, Ended)] == [at]
     assert_equal(results(train("stopped", trouble)), whole)

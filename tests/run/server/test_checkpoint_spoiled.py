@@ -34,7 +34,7 @@ def newest(bench):
 
 REASON = (
     "parameter 'weight' contains NaN or infinity in version {}, but not in the checkpoint of "
-    "version 1; lower the learning rate and resume the run from it"
+    "version 1; resume the run from it and set a lower learning rate after run.prepare()"
 )
 
 

@@ -83,6 +83,20 @@ def test_script_with_a_loop_over_epochs_decides_how_long_the_run_is(launch, poli
         assert sorted(numbers[: 2 * batches]) == list(range(2 * batches))
 
 
+def test_worker_that_joins_after_the_end_has_empty_passes(launch):
+    """It can't tell a training loader from another one before the script makes a step."""
+    late = """
+import time
+if run.worker == 1:
+    while not (OUT / "weights.pt").exists():
+        time.sleep(0.01)
+model, optimizer, loader = run.prepare("""
+    text = source(EPOCHS).replace("model, optimizer, loader = run.prepare(", late.strip())
+    ran = launch(text, policy="async", steps=None)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.kept[1]["passes"] == [1, 0, 0]
+
+
 def test_next_iter_yields_a_batch_in_every_epoch(launch):
     loop = """
 for _ in range(12):

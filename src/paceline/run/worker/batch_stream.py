@@ -142,7 +142,7 @@ class BatchStream:
         if self._is_over():
             self._end_script_if_late()
             if not self._is_trained_on:
-                yield from self._evaluate(self._plain)
+                self._is_trained_on = bool((yield from self._evaluate(self._plain)))
             return
         if self._was_left:
             self._begin, self._was_left = max(self._begin, self._source.done), False

@@ -110,6 +110,16 @@ class Batches:
         if not self._pending[optimizer]:
             self.touch(optimizer)
 
+    def step_after_end(self, optimizer: int) -> None:
+        """Note that the script makes a step although the run has ended.
+
+        If it computed on a batch that no training pass handed out, it takes an evaluation for a
+        training pass: it joined when the run had ended.
+        """
+        self.hand_in(optimizer)
+        for batch in self._pending[optimizer]:
+            batch.is_dropped |= batch.number is None and batch.position is None
+
     def discard(self, optimizer: int) -> None:
         """Forget the gradient of this optimizer, which the script has thrown away."""
         self._pending[optimizer].clear()

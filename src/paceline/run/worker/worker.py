@@ -112,6 +112,7 @@ class Worker:
         turn = self._assignment
         if turn is None:
             self._extra_steps.count(optimizer, self.version)
+            self.batches.step_after_end(optimizer)
             return
         self.batches.hand_in(optimizer)
         self._report(turn, optimizer)
