@@ -28,6 +28,7 @@ __all__ = ["LIES", "tell_lies"]
 
 HONEST_TURNS = 3  # at most, before the lie
 TURNS_AFTER = 4  # at most, after a lie that nobody noticed
+CONNECTIONS = 3  # that it makes at most
 OUT_OF_PLACE = 0.25  # how often it pretends to be one of the run's own workers
 NUMBERS = (50, 999_999)  # otherwise
 
@@ -82,7 +83,11 @@ def _lie(host: Host, process: Process, number: int, lie: str, after: int) -> Non
     who = Identity("", host.run_dir / "token", host.run_dir, number)
     script = replace(host.script, faults=[], steps={})  # it notes what it computes where all do
 
+    left = iter(range(CONNECTIONS))
+
     def dial() -> Any:
+        if next(left, None) is None:
+            raise SystemExit(0)  # or it would be refused for ever, without a pause
         return _LyingEnd(host.kernel.dial(process), host, number, lie, after)
 
     def work() -> int:
