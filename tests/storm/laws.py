@@ -114,8 +114,8 @@ def _check_stopped(host: Host, settings: Settings) -> None:
 
 def _read(path: Path) -> Trace:
     """Return a trace; its last event may be torn if its server was killed and not replaced."""
-    trace = read_trace(path)
-    return trace if _end_of(trace) else read_trace(path, is_growing=True)
+    trace = read_trace(path, is_growing=True)
+    return read_trace(path) if _end_of(trace) else trace
 
 
 def _version_of(trace: Trace) -> int:

@@ -102,11 +102,6 @@ def test_unfinished_last_line_of_a_growing_trace_is_left_out(path: Path) -> None
     assert read_trace(path, is_growing=True) == Trace(HEADER, RECORDS[:-1], is_growing=True)
 
 
-def test_last_line_that_a_killed_server_left_unfinished_is_skipped(path: Path) -> None:
-    path.write_bytes(GOOD[:-20])
-    assert read_trace(path) == Trace(HEADER, RECORDS[:-1])
-
-
 def test_trace_is_read_from_a_pipe(path: Path) -> None:
     os.mkfifo(path)
     writer = Thread(target=path.write_bytes, args=(GOOD,))
@@ -192,6 +187,7 @@ BAD_FILES = {
     "an unknown fate": (changed(4, fate="lost"), 4, "lost"),
     "contributors that are not a list": (changed(5, contributors="0"), 5, "contributors"),
     "deeply nested lists": (put(3, b'{"a":' + b"[" * 100_000), 3, ""),
+    "a truncated last line": (GOOD[:-20], 6, "truncated"),
 }
 
 

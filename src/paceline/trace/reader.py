@@ -3,8 +3,7 @@
 
 This is the only reader of the format. It decodes whole lines only. A strict reader raises
 `TraceError` with the number of the first bad line; a tolerant one skips bad lines, because a
-growing file may hold a line that a killed server left unfinished. Such a line at the end of the
-file is skipped by both.
+growing file may hold a line that a killed server left unfinished.
 """
 
 import os
@@ -120,7 +119,7 @@ class TraceReader:
         try:
             found = list(map(_RECORD.decode, lines))
         except _BAD_LINE:
-            found = self._decode_one_by_one(lines, is_cut=not text.endswith(b"\n"))
+            found = self._decode_one_by_one(lines)
         self._lines += len(lines)
         return found
 
@@ -148,14 +147,14 @@ class TraceReader:
                 raise
         return self.header is not None
 
-    def _decode_one_by_one(self, lines: list[bytes], *, is_cut: bool) -> list[Record]:
-        """Decode lines of which at least one is bad; `is_cut`: the last one has no newline."""
+    def _decode_one_by_one(self, lines: list[bytes]) -> list[Record]:
+        """Decode lines of which at least one is bad."""
         found = []
         for number, line in enumerate(lines, start=self._lines + 1):
             try:
                 found.append(_decode(_RECORD, line, f"{self._path}:{number}"))
             except TraceError:
-                if self._is_strict and not (is_cut and line is lines[-1]):
+                if self._is_strict:
                     raise
         return found
 

@@ -22,7 +22,7 @@ import msgspec
 
 from paceline.errors import CheckpointError, PacelineError, SpecError
 from paceline.files import DISK, Disk, DiskFile, atomic_write
-from paceline.run.server.checkpoint_file import FORMAT, MAGIC, SIZES, checkpoint_files
+from paceline.run.server.checkpoint_file import MAGIC, SIZES, checkpoint_files
 from paceline.run.system import BackgroundWork, start_thread
 from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_packing import pack, unpack
@@ -241,8 +241,6 @@ def _read(path: Path) -> Saved:
 
 def _parse(path: Path, file: BinaryIO) -> Saved:
     head = file.read(len(MAGIC) + SIZES.size)
-    if head.startswith(FORMAT) and not head.startswith(MAGIC[: len(head)]):
-        raise CheckpointError(f"{path} was written by another release; resume the run with that")
     if len(head) < len(MAGIC) + SIZES.size or not head.startswith(MAGIC):
         raise _Damaged(f"{path} is damaged, or not a checkpoint of this release")
     tree_bytes, positions_bytes, size, plain, check = SIZES.unpack(head[len(MAGIC) :])

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["FORMAT", "MAGIC", "SIZES", "SavedTrace", "checkpoint_files", "saved_trace"]
+__all__ = ["MAGIC", "SIZES", "SavedTrace", "checkpoint_files", "saved_trace"]
 
-FORMAT = b"paceline checkpoint "  # of any release
-MAGIC = FORMAT + b"2\n"
+MAGIC = b"paceline checkpoint 1\n"
 SIZES = struct.Struct("<QQQII")  # bytes of tree, positions, tensors; checksums of the two, tensors
 
 
@@ -31,7 +30,7 @@ class _Tree(msgspec.Struct):
     """The part of a checkpoint that this module reads."""
 
     version: int
-    trace: tuple[int, int]
+    trace: tuple[int, int] = (0, 0)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

@@ -300,7 +300,9 @@ class Shard:
         self.version = version
         self._buffers.reset(version)
         try:
-            self.first_options = msgspec.convert(saved["first_options"], tuple[OptionChange, ...])
+            if "first_options" in saved:  # the checkpoint may be older than this
+                first = msgspec.convert(saved["first_options"], tuple[OptionChange, ...])
+                self.first_options = first
             self.schedules.load_state_dict(saved["schedules"])
             # Last, because bringing the schedulers forward overwrites options of the saved state.
             for index, optimizer in enumerate(state.optimizers):

@@ -113,6 +113,7 @@ class Worker:
         if turn is None:
             self._extra_steps.count(optimizer, self.version)
             self.batches.step_after_end(optimizer)
+            self.last = self.last or Last(Fate.LATE, self.version, 0, 0, 0.0)
             return
         self.batches.hand_in(optimizer)
         self._report(turn, optimizer)
