@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A run as a user starts it reaches its end although its processes keep being killed."""
+"""A run as a user starts it reaches its end although its processes keep being killed.
+
+These are real processes, for a few seconds; tests/storm simulates much more of this.
+"""
 
 import os
 import random
@@ -71,23 +74,23 @@ def read_sound_trace(path: Path) -> Trace:
 
 
 @pytest.mark.timeout(400)
-def test_killing_workers_for_a_minute_costs_no_update(tmp_path):
+def test_killing_workers_again_and_again_costs_no_update(tmp_path):
     words = [
         "-w",
         "4",
         "-p",
         "backup:1",
         "--steps",
-        "1500",
+        "400",
         "--latency",
         "45ms",
-    ]  # at least 67 seconds
-    killed, out = run_with_kills(tmp_path, "paceline-w", 60, words)
-    assert len(killed) > 40
+    ]  # at least 18 seconds
+    killed, out = run_with_kills(tmp_path, "paceline-w", 15, words)
+    assert len(killed) > 10
     assert {name[:10] for name in killed} == {"paceline-w"}
-    assert "at the end: 1500" in out
+    assert "at the end: 400" in out
     trace = read_sound_trace(tmp_path / "run" / "trace.jsonl")
-    assert [update.update for update in trace.updates()] == list(range(1, 1501))
+    assert [update.update for update in trace.updates()] == list(range(1, 401))
     assert sum(isinstance(record, Left) for record in trace.records) >= len(killed)
 
 

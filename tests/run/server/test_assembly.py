@@ -17,6 +17,7 @@ from paceline.run.net import messages
 from paceline.run.net.address import listen
 from paceline.run.net.handshake import new_token
 from paceline.run.script import ServerRun
+from paceline.run.server import server
 from paceline.run.server.assembly import LocalHost, TrainedObjects, serve_run
 from paceline.run.server.checkpoint_file import saved_trace
 from paceline.run.settings import Settings
@@ -51,6 +52,12 @@ def _restore_process_settings():
     torch.set_num_threads(threads)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    """Nobody launches these servers, so they need not wait for a launcher at the end."""
+    monkeypatch.setattr(server, "LINGER_S", 0.0)
 
 
 def files(folder):
