@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
-import torch
-from torch import Tensor
-
 from paceline.leases import Use
-from paceline.run.net.in_process import InProcessPeer
+from paceline.run.net.in_process import InProcessPeer, PlainMemory
 from paceline.run.net.messages import (
     Assignment,
     BatchesReturned,
@@ -37,19 +34,6 @@ Batch = tuple[int, int]  # a stream, and the number of a batch in it
 
 class Leak(AssertionError):
     """The server keeps memory that it doesn't need."""
-
-
-class _Memory:
-    """Plain memory that a layout can view as tensors, several times."""
-
-    def __init__(self, size: int) -> None:
-        self._bytes = bytearray(size)
-
-    def tensor(self, dtype: torch.dtype, count: int, offset: int) -> Tensor:
-        """Return a flat tensor on this memory."""
-        if count == 0:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=offset)
 
 
 class _Slot:
@@ -114,7 +98,7 @@ class StormPeer(InProcessPeer):
         The two sides have their own tensors on the same memory, as real processes have. So a worker
         that keeps its tensors doesn't look like a server that does.
         """
-        memory, layout = _Memory(self._store.layout.size), self._store.layout
+        memory, layout = PlainMemory(self._store.layout.size), self._store.layout
         self._slot = layout.view(memory)
         self._observed.slots.append(_Slot(self._slot))
         self._put(welcome, OpenedSlot(layout.view(memory), self._store.constants))

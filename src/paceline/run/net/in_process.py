@@ -47,6 +47,7 @@ __all__ = [
     "InProcessPeer",
     "InProcessStore",
     "InProcessWorker",
+    "PlainMemory",
     "Queue",
     "Waiting",
 ]
@@ -54,8 +55,8 @@ __all__ = [
 T = TypeVar("T")
 
 
-class _Memory:
-    """Plain memory that a layout can view as tensors."""
+class PlainMemory:
+    """Memory of this process that a layout can view as tensors, several times."""
 
     def __init__(self, size: int) -> None:
         self._bytes = bytearray(size)
@@ -75,7 +76,7 @@ class InProcessStore:
         self.size_bytes = self.layout.size
         self.buffers: list[ParameterBuffer] = []
         section, size = lay_out_constants(spec)
-        self.constants: list[Tensor] = tensors(section, _Memory(size))
+        self.constants: list[Tensor] = tensors(section, PlainMemory(size))
 
     def new_buffer(self) -> ParameterBuffer:
         """Allocate a buffer that workers can see."""
@@ -84,7 +85,7 @@ class InProcessStore:
 
     def new_accumulator(self) -> Views:
         """Allocate memory for sums."""
-        return self.layout.view(_Memory(self.layout.size))
+        return self.layout.view(PlainMemory(self.layout.size))
 
     def close(self) -> None:
         """Forget the buffers."""
