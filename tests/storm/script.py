@@ -158,11 +158,11 @@ class StormScript:
                     run.stop()
 
     def _step(self, run: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Call `optimizer.step()`, and note what became of the gradient, if there was one."""
+        """Call `optimizer.step()`, and note what became of the gradient, if the run wanted one."""
         assignment, before = run._worker._assignment, run.last
         servers = [p.name for p in self.world.processes if p.is_alive and "server" in p.name]
         optimizer.step()
-        if run.last is not before:
+        if assignment is not None and run.last is not before:
             server = servers[-1] if servers else ""
             self.told.append(Told(run.worker, assignment.turn, run.last, server))
 

@@ -26,7 +26,7 @@ SOURCE = (
     + TRAINING
     + """
 def fill_the_disk():
-    with (OUT / "filler").open("wb", buffering=0) as file:
+    with (OUT / "filler").open("ab", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
@@ -36,12 +36,15 @@ def fill_the_disk():
 if WORKER == 0 and FULL_AT == 0:
     fill_the_disk()
 run = paceline.join()
+freed = False
 model, optimizer = run.prepare(model, optimizer)
 while not run.finished:
     if run.version == FULL_AT > 0 and run.worker == 0:
         wait_until(lambda: in_the_trace(type="update", update=FULL_AT))
-        fill_the_disk()
+    if run.version >= FULL_AT and run.worker == 0 and not freed:
+        fill_the_disk()  # again and again, because a file that is replaced frees a page
     if run.version == FREE_AT and run.worker == 0:
+        freed = True
         (OUT / "filler").unlink()
         wait_until(lambda: in_the_trace(type="gap"))
     if run.version == END_AT:
