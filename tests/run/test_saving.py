@@ -236,24 +236,26 @@ LOAD = """
 import sys
 sys.modules["paceline"] = None  # importing it raises ImportError
 import torch
-model = torch.load(sys.argv[1], weights_only=False)
-model = model["model"] if isinstance(model, dict) else model
-model.load_state_dict(model.state_dict())
-optimizer = torch.optim.Adam(model.parameters())
-model(torch.randn(8, 2))[0].square().sum().backward()
-optimizer.step()
-for module in model.modules():
-    assert not [hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and hooks]
-for parameter in model.parameters():
-    assert not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
-print("loaded")
+for path in sys.argv[1:]:
+    model = torch.load(path, weights_only=False)
+    model = model["model"] if isinstance(model, dict) else model
+    model.load_state_dict(model.state_dict())
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 2))[0].square().sum().backward()
+    optimizer.step()
+    for module in model.modules():
+        names = [name for name in vars(module) if name.endswith("_hooks")]
+        assert not [name for name in names if getattr(module, name)]
+    for parameter in model.parameters():
+        assert not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
+    print("loaded")
 """
 
 
 def test_whole_models_and_copies_load_without_paceline(launch):
     ran = launch(WHOLE, workers=2, steps=2)
     assert (ran.code, ran.err) == (0, "")
-    for name in ("saved", "copied", "inside", "ended"):
-        command = [sys.executable, "-c", LOAD, ran.folder / f"{name}.pt"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "loaded\n", "")
+    paths = [ran.folder / f"{name}.pt" for name in ("saved", "copied", "inside", "ended")]
+    command = [sys.executable, "-c", LOAD, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "loaded\n" * len(paths), "")

@@ -201,7 +201,7 @@ def test_limits_of_the_standard_straggler_schedule(policy, late, limit_ms):
     # A breath of noise keeps ties away, so that the fast way can serve.
     cluster = Cluster.parse("50ms + exp:1us + 5% exp:500ms")
 
-    spec = RunSpec(workers=8, steps=20_000, late=late)
+    spec = RunSpec(workers=8, steps=10_000, late=late)
     summary = summarize(simulate(policy, cluster, spec))
 
     assert summary.step_s.mean * 1000 == pytest.approx(limit_ms, rel=0.03)

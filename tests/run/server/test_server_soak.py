@@ -8,6 +8,7 @@ import pytest
 
 from failures import HELPERS
 
+STEPS = 10_000
 GROWN_MAX = 2_500_000  # bytes; a leak of 300 bytes per update would be more, noise is below 1 MB
 BUFFERS_MAX = 4  # workers plus two; a worker may see one of them late
 
@@ -43,10 +44,10 @@ keep(run, early=early, late=late)
 """
 
 
-@pytest.mark.parametrize(("policy", "steps"), [("sync", 20_000), ("async", 10_000)])
-def test_memory_and_descriptors_do_not_grow_with_the_updates(launch, policy, steps):
-    source = HELPERS + SOURCE.replace("STEPS", str(steps))
-    ran = launch(source, workers=2, steps=steps, policy=policy, checkpoint_every="200")
+@pytest.mark.parametrize("policy", ["sync", "async"])
+def test_memory_and_descriptors_do_not_grow_with_the_updates(launch, policy):
+    source = HELPERS + SOURCE.replace("STEPS", str(STEPS))
+    ran = launch(source, workers=2, steps=STEPS, policy=policy, checkpoint_every="200")
     assert ran.code == 0, ran.err
     assert ran.kept[0]["late"].keys() == {"server", "worker"}
     for kept in ran.kept.values():
