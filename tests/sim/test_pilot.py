@@ -15,6 +15,8 @@ from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.schema import Gradient, Header, Joined, Left, Restored, Trace, Update
 
+long = pytest.mark.uncounted
+
 JITTER = "50ms + exp:5ms"
 STRAGGLERS = "50ms + exp:5ms + 10% exp:300ms"
 
@@ -154,6 +156,7 @@ def test_only_the_end_of_a_long_trace_counts(monkeypatch):
     assert pilot.recording.total == 8 * 59
 
 
+@long
 @pytest.mark.parametrize(
     ("policy", "needed"), [("sync", 8), ("backup:3", 5), ("softsync:4", None), ("delayed:1", None)]
 )

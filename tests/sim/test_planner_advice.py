@@ -165,6 +165,7 @@ def tables(draw):
     return times
 
 
+@long
 @settings(max_examples=40, deadline=None)
 @given(times=tables(), late=st.sampled_from(LATES))
 def test_no_gain_is_promised_beyond_a_replay_of_the_recording(times, late):

@@ -14,6 +14,8 @@ from paceline.spec import RunSpec
 from paceline.trace.schema import Gradient, Restored, Trace
 from paceline.watch.summary import summarize
 
+long = pytest.mark.uncounted
+
 SPEC = RunSpec(workers=4, steps=60, seed=3)
 UNEVEN = Cluster.parse("exp:20ms,shift=50ms; worker 2 x3")
 
@@ -66,6 +68,7 @@ def test_cancelled_times_are_completed_from_longer_ones_and_counted():
     assert words in recording.left_to_chance()
 
 
+@long
 def test_completed_times_are_close_to_the_true_ones():
     """Under `backup:1` most long times are cut short; `sync` is still within 20 % of the truth."""
     cluster = Cluster.parse("50ms + exp:1ms + 5% exp:500ms")

@@ -23,6 +23,8 @@ from paceline.sim.step_times import (
 from paceline.spec import RunSpec
 from paceline.watch.summary import summarize
 
+long = pytest.mark.uncounted
+
 EVERY = np.arange(1, 5)
 SPEC = RunSpec(workers=4)
 TABLE = np.random.default_rng(0).exponential(size=(4, 60)) + 1
@@ -128,6 +130,7 @@ def test_updates_have_a_row_for_each_scenario():
     np.testing.assert_allclose(updates[-1], 4000 / EVERY)
 
 
+@long
 def test_full_simulations_give_the_time_and_the_seconds_of_each_scenario():
     cluster = Cluster.parse("1s + exp:1s", "model=1,bandwidth=1GB")
     convergence = at_least(64.0, 32, 4, 1000.0)

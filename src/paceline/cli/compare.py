@@ -23,8 +23,8 @@ from paceline.core.policies import parse_policy
 from paceline.core.policy import Policy
 from paceline.errors import PacelineError, SpecError
 from paceline.run.launch.forkserver import ForkServer
-from paceline.run.launch.output import ignoring_closed_stream
 from paceline.run.launch.run_folder import new_run_dir
+from paceline.run.launch.screen import ignoring_closed_stream
 from paceline.run.settings import Settings
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate

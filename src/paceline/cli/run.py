@@ -16,8 +16,8 @@ from paceline.errors import SpecError
 from paceline.latency import parse_latency
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher
-from paceline.run.launch.output import ignoring_closed_stream
 from paceline.run.launch.run_folder import finished_at, new_run_dir
+from paceline.run.launch.screen import ignoring_closed_stream
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
 from paceline.watch.words import join_words, plural

@@ -75,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """End the run after it has been paused for this long."""
 
     grace_s: float = 60.0
-    """Kill workers that still run this long after the last update; worker 0, if it is idle."""
+    """Kill workers that still run this long after the last update; worker 0 only if it is idle."""
 
     restart: bool = True
     """Whether processes that die are restarted."""

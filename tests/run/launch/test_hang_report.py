@@ -15,10 +15,17 @@ from failures import HELPERS, troubled
 from paceline.errors import PeerLost
 from paceline.run.launch import hang_report, launcher
 from paceline.run.launch.environment import Identity
-from paceline.run.launch.hang_report import LATE_S, NAMED, SILENT_SERVER_S, STACK_S, HangReport
+from paceline.run.launch.hang_report import (
+    LATE_S,
+    NAMED,
+    SILENT_SERVER_S,
+    SLOW_START_S,
+    STACK_S,
+    HangReport,
+)
 from paceline.run.launch.monitor import RunMonitor
-from paceline.run.launch.output import PlainScreen
 from paceline.run.launch.processes import Child
+from paceline.run.launch.screen import PlainScreen
 from paceline.run.system import System
 
 QUIET = "def trouble(run): pass\n"
@@ -209,10 +216,21 @@ def test_silent_server_is_reported_instead_of_the_workers(world):
     assert world.tick(1000.0, is_heard=False) == []
 
 
+def test_server_that_does_not_reach_prepare_is_reported(world):
+    world.monitor.is_serving, world.monitor.started_at = False, world.now
+    world.processes.lines["server"] = "train.py:3 (`download()`)"
+    assert world.tick(SLOW_START_S - 0.1) == []
+    assert world.tick(0.1) == []
+    assert world.tick() == [
+        "waiting for the server to reach run.prepare(); it is at train.py:3 (`download()`)"
+    ]
+    assert world.tick(1000.0) == []
+
+
 def test_workers_that_run_after_the_last_update_are_reported(world):
-    world.monitor.is_over = True
+    world.monitor.over_since = world.now
     world.workers[1:] = []
     world.processes.lines["worker 0"] = "train.py:60"
     assert world.tick() == []
-    assert world.tick(LATE_S) == []
+    assert world.tick(LATE_S - 0.2) == []
     assert world.tick() == ["worker 0 still runs 10 s after the last update; it is at train.py:60"]

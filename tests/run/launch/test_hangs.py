@@ -271,73 +271,60 @@ def worker(number, pid):
 
 def test_other_workers_have_the_grace_period_even_if_they_compute(world):
     grace, one = EndGrace(60.0, RunMonitor(no_server), world.system), worker(1, 11)
-    assert grace.overdue([one]) == []
+    over_since = world.now
     world.now += 59.9
     world.processes[11] = ProcessStatus("R", 59.9)
-    assert grace.overdue([one]) == []
-    world.now += 0.1
-    assert grace.overdue([one]) == [one]
+    assert grace.limits([one], over_since) == {one: over_since + 60.0}
 
 
 def test_worker_0_has_time_while_it_or_its_children_compute(world):
     grace, first = EndGrace(60.0, RunMonitor(no_server), world.system), worker(0, 10)
     world.processes[10] = world.processes[20] = ProcessStatus("S", 1.0)
     world.children[10] = [20]
-    grace.overdue([first])
+    over_since = world.now
+    assert grace.limits([first], over_since) == {first: over_since + 60.0}
     world.now += 59.0
     world.processes[20] = ProcessStatus("S", 1.1)
-    assert grace.overdue([first]) == []
+    assert grace.limits([first], over_since) == {first: over_since + 119.0}
     world.now += 59.0
-    assert grace.overdue([first]) == []
-    world.now += 1.0
-    assert grace.overdue([first]) == [first]
+    assert grace.limits([first], over_since) == {first: over_since + 119.0}
 
 
 def test_worker_0_in_an_endless_turn_is_not_waited_for_although_it_computes(world):
     """A turn may take three times as long as its longest one."""
     monitor, first = RunMonitor(no_server), worker(0, 10)
     grace = EndGrace(60.0, monitor, world.system)
+    over_since = world.now
     for longest_s, limit_s in [(0.5, 60.0), (50.0, 150.0)]:
-        grace.reset()
         monitor.computing = {0: longest_s}
-        began = world.now
-        while not grace.overdue([first]):
+        for _ in range(10):
             world.now += 0.25
             world.processes[10] = ProcessStatus("R", world.now)
-        assert world.now - began == limit_s
+            assert grace.limits([first], over_since) == {first: over_since + limit_s}
     monitor.computing = {}  # it has reported its gradient, and evaluates the result
     world.processes[10] = ProcessStatus("R", world.now + 1.0)
-    assert grace.overdue([first]) == []
-
-
-def test_grace_period_begins_anew_if_the_last_update_was_lost(world):
-    grace, one = EndGrace(60.0, RunMonitor(no_server), world.system), worker(1, 11)
-    grace.overdue([one])
-    world.now += 60.0
-    grace.reset()
-    assert grace.overdue([one]) == []
+    assert grace.limits([first], over_since) == {first: world.now + 60.0}
 
 
 def test_line_counts_down_to_the_kill(world):
-    grace, both = (
-        EndGrace(60.0, RunMonitor(no_server), world.system),
-        [worker(0, 10), worker(1, 11)],
-    )
-    world.processes[10] = ProcessStatus("R", 1.0)
-    grace.overdue(both)
-    assert grace.line(both) == ""
+    grace, over_since = EndGrace(60.0, RunMonitor(no_server), world.system), world.now
+    first, second = worker(0, 10), worker(1, 11)
+
+    def line(*running):
+        world.processes[10] = ProcessStatus("R", world.now)
+        return grace.line(grace.limits(running, over_since), over_since)
+
+    assert line(first, second) == ""
     world.now += hangs.SAY_S
-    world.processes[10] = ProcessStatus("R", 2.0)
-    grace.overdue(both)
-    assert grace.line(both) == (
+    assert line(first, second) == (
         "waiting for worker 0, worker 1 to finish the script; "
         "worker 1 will be killed in 50 s (--grace 60s)"
     )
-    assert grace.line(both) == ""
+    assert line(first, second) == ""
     world.now += hangs.SAY_S
-    world.processes[10] = ProcessStatus("R", 3.0)
-    grace.overdue(both)
-    assert grace.line(both[:1]) == "waiting for worker 0 to finish the script"
+    assert line(first) == "waiting for worker 0 to finish the script"
+    world.now += hangs.SAY_S
+    assert line() == ""
 
 
 # ------------------------------------------------------------------------------- a hung server

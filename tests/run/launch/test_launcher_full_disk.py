@@ -11,8 +11,10 @@ from disk import small_disk
 from failures import HELPERS, TRAINING
 from paceline.cli.trace import check
 from paceline.errors import TraceError
+from paceline.run.launch import launcher
 from paceline.run.launch.launcher import Launcher
 from paceline.run.launch.run_folder import finished_at
+from paceline.run.launch.screen import PlainScreen
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
@@ -45,6 +47,7 @@ while not run.finished:
         fill_the_disk()  # again and again, because a file that is replaced frees a page
     if run.version == FREE_AT and run.worker == 0:
         freed = True
+        wait_until((Path(__file__).parent / "lost").exists)  # a record; see `Reader`
         (OUT / "filler").unlink()
         wait_until(lambda: in_the_trace(type="gap"))
     if run.version == END_AT:
@@ -62,14 +65,28 @@ def disk(tmp_path):
         yield disk.path
 
 
+class Reader(PlainScreen):
+    """A screen that lets the script continue once the server has said that records are lost."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def line(self, text, to):
+        super().line(text, to)
+        if "records are lost" in text:
+            (self._folder / "lost").touch()
+
+
 @pytest.fixture
-def launch_on(disk, script, capsys, forkserver):
+def launch_on(disk, script, capsys, forkserver, monkeypatch):
     """Run a script on the small disk; return the exit code and the launcher's messages."""
 
     def run(full_at, free_at=-1, end_at=-1, every="0"):
         source = SOURCE.replace("FULL_AT", str(full_at))
         source = source.replace("FREE_AT", str(free_at)).replace("END_AT", str(end_at))
-        told = {"script": str(script(source)), "arguments": (str(disk),)}
+        path = script(source)
+        monkeypatch.setattr(launcher, "PlainScreen", lambda: Reader(path.parent))
+        told = {"script": str(path), "arguments": (str(disk),)}
         settings = Settings(spec=RunSpec(workers=2, steps=STEPS), checkpoint_every=every, **told)
         code = Launcher(settings, disk, forkserver).run()
         shown = capsys.readouterr()

@@ -118,6 +118,7 @@ def test_last_update_is_not_yet_the_end(monitor, start_server):
     server.report(1, 2, is_over=True)
     monitor.receive()
     assert (monitor.is_over, monitor.end) == (True, None)
+    assert monitor.over_since == monitor.heard_at
     server.report(0, 2, is_over=True, ended_at=2, end_reason=FINISHED)
     monitor.receive()
     assert monitor.end == End(2, FINISHED)
@@ -168,6 +169,25 @@ def test_next_server_counts_on_top_of_the_last_one(monitor, start_server):
     second.report(1, 6, accepted={0: 2}, here=(0,), left={1: 6})
     monitor.receive()
     assert (monitor.accepted, monitor.left) == ({0: 10, 1: 5}, {1: 6, 2: 6})
+
+
+def test_workers_are_not_waited_for_while_the_result_is_written(monitor, start_server):
+    """They may still be needed: if this server dies, the next one may have lost the last update."""
+    first = start_server()
+    first.greet(monitor)
+    first.report(1, 8, is_over=True, is_saving=True)
+    monitor.receive()
+    assert monitor.over_since is None
+    first.die()
+    monitor.on_server_exit()
+    monitor.on_server_start()
+    assert (monitor.is_over, monitor.over_since) == (True, None)
+    second = start_server()
+    second.greet(monitor)
+    for is_told in (False, True):
+        second.report(1, 8, is_over=is_told, is_told=is_told)
+        monitor.receive()
+        assert monitor.over_since == (monitor.heard_at if is_told else None)
 
 
 def test_lost_connection_is_made_again(monitor, start_server):

@@ -11,8 +11,9 @@ import pytest
 
 from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.environment import Identity
-from paceline.run.launch.output import Output, PlainScreen
+from paceline.run.launch.output import Output
 from paceline.run.launch.processes import Child, Processes
+from paceline.run.launch.screen import PlainScreen
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 

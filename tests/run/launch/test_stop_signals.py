@@ -6,11 +6,21 @@ import signal
 
 import pytest
 
+from paceline.run.launch import stop_signals
 from paceline.run.launch.stop_signals import STOP_SIGNALS, StopSignals
 
 
+def test_signals_at_the_same_time_are_one_request():
+    """As from a terminal that closes: the shell sends SIGHUP, and then the kernel does."""
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (signals.count, signals.last) == (1, signal.SIGHUP)
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_signal_is_counted_and_remembered(number):
+def test_signal_is_counted_and_remembered(number, monkeypatch):
+    monkeypatch.setattr(stop_signals, "SAME_S", 0.0)
     with StopSignals() as signals:
         assert signals.count == 0
         os.kill(os.getpid(), number)

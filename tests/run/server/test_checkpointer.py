@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """When a run is saved, and which workers' positions go into a checkpoint."""
 
+import os
 from threading import Event
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from fakes import NoTrace
 from paceline.errors import SpecError
+from paceline.files import Disk
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import EARLY_S, POSITIONS_TIMEOUT_S, Checkpointer
 from paceline.run.settings import Every, parse_every
@@ -22,6 +24,7 @@ class Bench:
         self.exported = 0
         self.may_continue = Event()
         self.may_continue.set()
+        self.is_held = Event()
         self.archive = Archive(folder / "checkpoints", self._say)
         self.checkpointer = Checkpointer(
             self.archive, parse_every(every), self._export, self.printed.append, NoTrace()
@@ -30,6 +33,7 @@ class Bench:
 
     def _say(self, text):
         self.printed.append(text)
+        self.is_held.set()
         self.may_continue.wait(60)
 
     def _export(self):
@@ -43,8 +47,10 @@ class Bench:
         """Let the next write fail, and last until `release`."""
         (self.folder / "checkpoints").write_text("in the way")
         self.may_continue.clear()
+        self.is_held.clear()
 
     def release(self):
+        assert self.is_held.wait(60)
         (self.folder / "checkpoints").unlink()
         self.may_continue.set()
         self.archive.wait()
@@ -156,6 +162,20 @@ def test_version_is_overdue_by_the_clock_until_it_is_copied(bench):
     assert not run.checkpointer.is_overdue(9, 129.9)
     assert not run.checkpointer.is_overdue(8, 1e9)
     assert run.checkpointer.is_overdue(9, 130.0)
+
+
+def test_version_that_could_not_be_written_is_overdue_again(bench):
+    run = bench("60s")
+    run.hold()
+    run.checkpointer.save(run_at(8), (), (), 60.0)
+    run.checkpointer.tick(60.0)
+    run.release()
+    assert not run.checkpointer.is_overdue(8, 119.9)
+    assert run.checkpointer.is_overdue(8, 120.0)
+    run.checkpointer.save(run_at(8), (), (), 120.0)
+    run.checkpointer.tick(120.0)
+    assert run.written() == (8, {})
+    assert not run.checkpointer.is_overdue(8, 1e9)
 
 
 def test_nothing_is_overdue_while_a_checkpoint_is_being_written(bench):
@@ -305,6 +325,20 @@ def test_early_write_that_failed_is_repeated(bench):
     assert run.checkpointer.failure == ""
 
 
+def test_early_write_without_a_descriptor_for_it_is_made_up_for(bench, monkeypatch):
+    run = bench()
+
+    def fail(fd):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", fail)
+        run.checkpointer.save_last(run_at(10), [1], 1.0)
+    assert run.written() is None
+    run.checkpointer.finish()
+    assert run.written() == (10, {})
+
+
 def test_workers_with_long_turns_are_not_early_each_time(bench):
     run = bench()
     run.checkpointer.save(run_at(10), idle=[], busy=[1], now=0.0)
@@ -341,6 +375,15 @@ def test_second_version_of_one_event_replaces_the_first(bench):
     run.report(0, b"here")
     assert run.written() == (20, {0: b"here"})
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["0000000020.ckpt"]
+
+
+def test_second_version_of_one_event_without_memory_leaves_nothing_to_write(bench):
+    run = bench()
+    run.checkpointer.save(run_at(10), idle=[0], busy=[], now=5.0)
+    run.checkpointer.save(run_at(20, torch.zeros(1).expand(10**14)), [0], [], 5.0)
+    assert not run.checkpointer.wants_position(0)
+    run.checkpointer.tick(5.1 + EARLY_S)
+    assert run.written() is None
 
 
 def test_restored_run_gives_workers_their_saved_positions(bench):
@@ -459,6 +502,7 @@ def test_without_memory_for_the_last_version_the_previous_one_is_written(bench):
     run.checkpointer.save(run_at(10), idle=[0], busy=[], now=0.0)
     run.checkpointer.save_last(run_at(13, torch.zeros(1).expand(10**14)), [0], 1.0)
     run.checkpointer.finish()
+    assert run.checkpointer.failure.startswith("no checkpoint of version 13: not enough shared")
     assert run.written() == (10, {})
 
 
@@ -498,6 +542,24 @@ def test_earlier_checkpoint_that_could_not_be_written_is_no_failure(bench):
     run.checkpointer.finish()
     assert run.checkpointer.failure == ""
     assert run.written() == (15, {})
+
+
+class UnsafeDisk(Disk):
+    """A disk that can't make the names of checkpoints durable."""
+
+    def sync_folder(self, path):
+        if path.name == "checkpoints":
+            raise OSError(5, "Input/output error")
+        super().sync_folder(path)
+
+
+def test_last_checkpoint_whose_name_cannot_be_synced_is_a_failure(tmp_path):
+    said = []
+    archive = Archive(tmp_path / "checkpoints", said.append, disk=UnsafeDisk())
+    checkpointer = Checkpointer(archive, Every(updates=1), lambda: None, said.append, NoTrace())
+    checkpointer.save_last(run_at(10), (), 1.0)
+    checkpointer.finish()
+    assert checkpointer.failure == "cannot write the checkpoint of version 10: Input/output error"
 
 
 # --------------------------------------------------------------------------------------- the trace

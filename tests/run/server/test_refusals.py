@@ -5,7 +5,7 @@ import pytest
 
 from paceline.run.server.refusals import PERIOD_S, REPORTS_MAX, Refusals
 
-LAST = "refused another connection; more of them are only counted for a while"
+LAST = "further refused connections are only counted for a while"
 
 
 @pytest.fixture

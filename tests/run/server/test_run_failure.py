@@ -2,6 +2,8 @@
 """A run fails for its first reason, or because all its gradients are refused."""
 
 from paceline.run.server.run_failure import NON_FINITE_MAX, SKIPPED_MAX, RunFailure
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
 
 
 def test_run_does_not_fail_by_itself():
@@ -50,11 +52,12 @@ def test_update_without_a_step_does_not_interrupt_refused_gradients():
 
 def test_only_time_in_the_current_pause_counts():
     failures = RunFailure()
-    assert failures.count_pause(is_stuck=False, now=1.0) < 0
-    assert failures.count_pause(is_stuck=True, now=2.0) == 0
-    assert failures.count_pause(is_stuck=True, now=5.0) == 3
-    assert failures.count_pause(is_stuck=False, now=6.0) < 0
-    assert failures.count_pause(is_stuck=True, now=7.0) == 0
+    settings = Settings(spec=RunSpec(workers=3, min_workers=2), patience_s=5.0)
+    for now, is_stuck in [(1.0, False), (2.0, True), (6.0, True), (7.0, False), (8.0, True)]:
+        failures.check_patience(settings, is_stuck, here=1, now=now)
+        assert failures.failure == ""
+    failures.check_patience(settings, is_stuck=True, here=1, now=13.0)
+    assert failures.failure == "only 1 of at least 2 workers were here for 5 s"
 
 
 def test_first_failure_counts():

@@ -292,6 +292,22 @@ def test_stop_ends_the_run_with_the_last_update(stage):
     assert (trace.records[-1].version, trace.records[-1].reason) == (3, STOPPED)
 
 
+def test_worker_that_never_leaves_does_not_keep_a_stopped_run_from_ending(stage, monkeypatch):
+    """A launcher kills its own workers, but this one may have been started by hand."""
+    monkeypatch.setattr(server_module, "STOP_S", 0.05)
+    one = stage(steps=None)
+
+    def play():
+        worker = one.worker().join()
+        worker.report(worker.receive())
+        worker.receive()
+        one.network.stop_wanted = True
+
+    failure, trace = one.serve(play)
+    assert failure == ""
+    assert (trace.records[-1].version, trace.records[-1].reason) == (1, STOPPED)
+
+
 def test_run_that_made_no_update_fails(stage):
     one = stage()
 

@@ -35,6 +35,16 @@ def test_parameter_must_be_finite(shard, bad):
     assert first_spoiled(shard.state_dict()) == "parameter '0.bias'"
 
 
+def test_mask_that_is_infinite_from_the_start_is_fine():
+    model = nn.Linear(3, 2)
+    model.mask = nn.Parameter(torch.full((2, 2), -inf).triu(1), requires_grad=False)
+    state = gather([model], [torch.optim.SGD(model.parameters())])
+    shard = Shard(state, [], InProcessStore(state.spec))
+    assert first_spoiled(shard.state_dict()) == ""
+    shard.newest.views.parameters[0][0][0, 0] = inf
+    assert first_spoiled(shard.state_dict()) == "parameter 'weight'"
+
+
 @pytest.mark.parametrize(("bad", "what"), [(nan, "the state of optimizer 0"), (inf, "")])
 def test_state_of_an_optimizer_must_not_contain_nan(shard, bad, what):
     state = shard.state_dict()

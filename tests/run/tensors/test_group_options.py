@@ -16,7 +16,7 @@ from paceline.run.tensors.group_options import (
     KnownOptions,
     OptionLog,
     all_options,
-    check_option,
+    check_options,
     group_of,
     ignored_changes,
     set_option,
@@ -154,10 +154,10 @@ def test_option_keeps_its_type_and_a_number_stays_finite(optimizers, old, new, i
     optimizers[0].param_groups[1]["own"] = old
     option = OptionChange(0, 1, "own", new)
     if is_valid:
-        check_option(optimizers, option)
+        check_options(optimizers, [option])
         return
     with pytest.raises(ProtocolError, match=r"own of parameter group 1 must be .*, got "):
-        check_option(optimizers, option)
+        check_options(optimizers, [option])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_option_keeps_its_type_and_a_number_stays_finite(optimizers, old, new, i
 def test_refusal_says_what_an_option_must_be(optimizers, old, new, message):
     optimizers[0].param_groups[1]["own"] = old
     with pytest.raises(ProtocolError, match=re.escape(message)):
-        check_option(optimizers, OptionChange(0, 1, "own", new))
+        check_options(optimizers, [OptionChange(0, 1, "own", new)])
 
 
 def stepped(kind, **options):
@@ -193,22 +193,39 @@ SGD, ADAM, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop
 @pytest.mark.parametrize(
     ("optimizer", "name", "value", "reason"),
     [
-        (stepped(ADAM), "betas", (1.0, 0.999), "Invalid beta parameter at index 0: 1.0"),
+        (
+            stepped(ADAM),
+            "betas",
+            (1.0, 0.999),
+            "betas of parameter group 0 can't be (1.0, 0.999): Invalid beta parameter at index 0",
+        ),
         (stepped(ADAM), "lr", -1.0, "Invalid learning rate: -1.0"),
         (stepped(ADAM, lr=torch.tensor(0.1)), "lr", -1.0, "Invalid learning rate: -1.0"),
         (stepped(SGD), "weight_decay", -0.1, "Invalid weight_decay value: -0.1"),
-        (stepped(ADAM), "capturable", True, "the optimizer's next step would fail with Assertion"),
+        (
+            stepped(ADAM),
+            "capturable",
+            True,
+            "parameter group 0 can't have capturable=True: the optimizer's next step would fail",
+        ),
         (stepped(ADAM), "amsgrad", True, "would fail with KeyError: 'max_exp_avg_sq'"),
         (stepped(RMSPROP), "momentum", 0.9, "would fail with KeyError: 'momentum_buffer'"),
     ],
 )
 def test_value_that_torch_cannot_step_with_is_refused(optimizer, name, value, reason):
     before = str(optimizer.state_dict())
-    with pytest.raises(ProtocolError, match=re.escape(f"{name} of parameter group 0 can't be")):
-        check_option([optimizer], OptionChange(0, 0, name, value))
     with pytest.raises(ProtocolError, match=re.escape(reason)):
-        check_option([optimizer], OptionChange(0, 0, name, value))
+        check_options([optimizer], [OptionChange(0, 0, name, value)])
     assert str(optimizer.state_dict()) == before
+
+
+def test_values_that_torch_cannot_step_with_together_are_refused():
+    optimizer = stepped(ADAM)
+    options = [OptionChange(0, 0, name, True) for name in ("foreach", "differentiable")]
+    for option in options:
+        check_options([optimizer], [option])
+    with pytest.raises(ProtocolError, match="can't have foreach=True, differentiable=True: the"):
+        check_options([optimizer], options)
 
 
 class Own(torch.optim.Adam):
@@ -239,13 +256,13 @@ class Own(torch.optim.Adam):
     ],
 )
 def test_value_that_torch_can_step_with_is_accepted(optimizer, name, value):
-    check_option([optimizer], OptionChange(0, 0, name, value))
+    check_options([optimizer], [OptionChange(0, 0, name, value)])
 
 
 def test_option_that_was_on_before_may_be_turned_on_again():
     optimizer = stepped(ADAM, amsgrad=True)
     set_option([optimizer], OptionChange(0, 0, "amsgrad", False))
-    check_option([optimizer], OptionChange(0, 0, "amsgrad", True))
+    check_options([optimizer], [OptionChange(0, 0, "amsgrad", True)])
 
 
 @pytest.mark.parametrize("value", [object(), {"a": 1}, {1}, torch.ones(2), ("a", "b"), (None, 1.0)])
@@ -282,7 +299,9 @@ def test_tensor_learning_rate_stays_the_same_tensor(optimizers):
 )
 def test_option_of_an_unknown_group_is_refused_and_changes_nothing(optimizers, option, what):
     known = KnownOptions(optimizers)
-    for use in (check_option, group_of, set_option):
+    with pytest.raises(ProtocolError, match=what):
+        check_options(optimizers, [option])
+    for use in (group_of, set_option):
         with pytest.raises(ProtocolError, match=what):
             use(optimizers, option)
     assert known.changed() == []
@@ -290,7 +309,7 @@ def test_option_of_an_unknown_group_is_refused_and_changes_nothing(optimizers, o
 
 def test_unknown_option_is_refused(optimizers):
     with pytest.raises(ProtocolError, match="group 0 has no option 'own'; add it before"):
-        check_option(optimizers, OptionChange(0, 0, "own", 1.0))
+        check_options(optimizers, [OptionChange(0, 0, "own", 1.0)])
 
 
 # ----------------------------------------------------------------------------------- who knows what

@@ -15,6 +15,7 @@ from paceline.run.system import SYSTEM, System
 
 __all__ = ["HangReport"]
 
+SLOW_START_S = 10.0  # for the server to reach run.prepare(); then its stack is shown
 SILENT_SERVER_S = 10.0  # without an answer, its stack is shown
 LATE_S = 10.0  # after the last update, the stacks of workers that still run are shown
 STACK_S = 1.0  # for a process to write its stack
@@ -44,7 +45,6 @@ class HangReport:
         self._processes = processes
         self._say = say
         self._system = system
-        self._over_at: float | None = None  # when workers were told of the end, if they were
         self._said: set[Child] = set()  # processes about which a line was said in this wait
         self._waits: dict[Child, _Wait] = {}  # processes about which a line is due
 
@@ -71,23 +71,28 @@ class HangReport:
     ) -> Iterable[tuple[Child, str]]:
         """Yield the processes that are waited for, with the first words of a line about each."""
         monitor, now = self._monitor, self._system.monotonic()
-        if not monitor.is_up_to_workers:
-            self._over_at = None
-        elif self._over_at is None:
-            self._over_at = now
-        silent_s = now - monitor.heard_at if monitor.is_serving and not monitor.is_saving else 0.0
-        if server is not None and server.pid is not None and silent_s >= SILENT_SERVER_S:
-            yield server, f"the server hasn't answered for {silent_s:.0f} s"
+        if server is not None and server.pid is not None and (what := self._why_silent(now)):
+            yield server, what
             return  # what it said about the workers is old
+        over_s = 0.0 if monitor.over_since is None else now - monitor.over_since
         for child in workers:
-            waited_s = monitor.waiting_s.get(child.who.worker or 0)
             if child.pid is None:
                 continue
-            if self._over_at is not None and now >= self._over_at + LATE_S:
-                over_s = now - self._over_at
+            if over_s >= LATE_S:
                 yield child, f"{child.name} still runs {over_s:.0f} s after the last update"
-            elif waited_s is not None:
+            elif child.who.worker in monitor.waiting_s:
+                waited_s = monitor.waiting_s[child.who.worker]
                 yield child, f"the run has been waiting for {child.name} for {waited_s:.0f} s"
+
+    def _why_silent(self, now: float) -> str:
+        """Return the first words of a line about a server that says nothing; "": it does."""
+        monitor = self._monitor
+        if not monitor.is_serving and now >= monitor.started_at + SLOW_START_S:
+            return "waiting for the server to reach run.prepare()"
+        silent_s = now - monitor.heard_at if monitor.is_serving and not monitor.is_saving else 0.0
+        if silent_s >= SILENT_SERVER_S:
+            return f"the server hasn't answered for {silent_s:.0f} s"
+        return ""
 
     def _begin(self, child: Child, what: str) -> None:
         """Begin to find out where the process is."""

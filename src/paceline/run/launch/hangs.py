@@ -102,57 +102,39 @@ class EndGrace:
         self._grace_s = grace_s
         self._monitor = monitor
         self._system = system
-        self._began: float | None = None  # when workers were told of the end; None: they weren't
-        self._kill_at: dict[int, float] = {}  # by worker
+        self._busy_at = 0.0  # when worker 0 last used the processor
         self._cpu_s = 0.0  # of worker 0 and its descendants
-        self._say_at = inf
+        self._said_at = -inf
 
-    def reset(self) -> None:
-        """Note that workers don't know of an end yet."""
-        self._began = None
-        self._kill_at.clear()
-        self._say_at = inf
-
-    def overdue(self, running: Iterable[Child]) -> list[Child]:
-        """Return those of these workers that have had enough time since the last update."""
-        now = self._system.monotonic()
-        if self._began is None:
-            self._began, self._say_at = now, now + SAY_S
-        found = []
-        for child in running:
-            assert child.who.worker is not None
-            kill_at = self._kill_at.setdefault(child.who.worker, now + self._grace_s)
+    def limits(self, running: Iterable[Child], over_since: float) -> dict[Child, float]:
+        """Return when to kill each of these workers."""
+        limits = dict.fromkeys(running, over_since + self._grace_s)
+        for child in limits:
             if child.who.worker == 0:
-                kill_at = self._kill_at[0] = self._limit_of_first(child, kill_at, self._began)
-            if now >= kill_at:
-                found.append(child)
-        return found
+                limits[child] = self._limit_of_first(child, over_since)
+        return limits
 
-    def line(self, running: Iterable[Child]) -> str:
+    def line(self, limits: dict[Child, float], over_since: float) -> str:
         """Return a line about the workers that are still running, if one is due; "": none is."""
         now = self._system.monotonic()
-        if now < self._say_at:
+        if not limits or now < max(over_since, self._said_at) + SAY_S:
             return ""
-        self._say_at = now + SAY_S
-        left_s = {child.name: self._kill_at[child.who.worker or 0] - now for child in running}
-        if not left_s:
-            return ""
+        self._said_at = now
+        left_s = {child.name: kill_at - now for child, kill_at in limits.items()}
         first = min(left_s, key=lambda name: left_s[name])
         kill = f"; {first} will be killed in {left_s[first]:.0f} s (--grace {self._grace_s:g}s)"
         is_counting = left_s[first] < self._grace_s - 1.0  # not so for a busy worker 0
         return f"waiting for {', '.join(left_s)} to finish the script{kill if is_counting else ''}"
 
-    def _limit_of_first(self, child: Child, kill_at: float, began: float) -> float:
+    def _limit_of_first(self, child: Child, over_since: float) -> float:
         """Return when to kill worker 0."""
-        is_busy, longest_s = self._is_first_busy(child), self._monitor.computing.get(0)
-        if longest_s is not None:
-            return began + max(self._grace_s, TURNS * longest_s)
-        return self._system.monotonic() + self._grace_s if is_busy else kill_at
-
-    def _is_first_busy(self, child: Child) -> bool:
-        """Return whether worker 0 has used the processor since the last call."""
         assert child.pid is not None
         pids = [child.pid, *self._system.descendants(child.pid)]
         found = [status.cpu_s for pid in pids if (status := self._system.status(pid)) is not None]
         before, self._cpu_s = self._cpu_s, sum(found)
-        return self._cpu_s > before
+        if self._cpu_s > before:
+            self._busy_at = self._system.monotonic()
+        longest_s = self._monitor.computing.get(0)  # None: it has left its last turn
+        if longest_s is not None:
+            return over_since + max(self._grace_s, TURNS * longest_s)
+        return max(over_since, self._busy_at) + self._grace_s

@@ -17,9 +17,10 @@ from paceline.run.launch.awake_clock import with_awake_clock
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.monitor import RunMonitor
-from paceline.run.launch.output import Output, OutputStream, PipeSafeScreen, PlainScreen, Screen
+from paceline.run.launch.output import Output, OutputStream
 from paceline.run.launch.processes import Processes
 from paceline.run.launch.run_folder import discard_pending_spec, lock, write_run_files
+from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.supervisor import GRACE_S, TICK_S, Supervisor
 from paceline.run.launch.watch_channel import dialer
@@ -45,7 +46,7 @@ class Launcher:
 
     def run(self, screen: Screen | None = None, first_line: str = "") -> int:
         """Run to the end, and show the output below `first_line`; return the exit code."""
-        self._screen = PipeSafeScreen(screen or PlainScreen())
+        self._screen = SafeScreen(screen or PlainScreen())
         with ExitStack() as stack:
             stack.callback(self._screen.close)
             stack.enter_context(lock(self._run_dir))

@@ -47,8 +47,11 @@ class RunMonitor:
         self.is_over = False  # whether the last update is made, or the run was stopped
         self.is_saving = False  # whether the server writes the result, so that it doesn't answer
         self.is_told = False  # whether workers know that the run is over
+        self.over_since: float | None = None
+        """Since when the run is over and only its workers keep it from ending; None: it isn't."""
         self.computing: dict[int, float] = {}  # see `RunProgress`
         self.end: End | None = None  # not None iff the server has written everything
+        self.started_at = -inf  # when the current server did
         self.heard_at = -inf  # when the last report arrived
         self.waiting_s: dict[int, float] = {}  # for how long the run has waited for workers
         self.is_serving = False  # whether the current server has answered
@@ -68,11 +71,6 @@ class RunMonitor:
         return self.end is not None and self.end.reason == FINISHED
 
     @property
-    def is_up_to_workers(self) -> bool:
-        """Whether the run is over, and only its workers keep it from ending."""
-        return self.is_told or (self.is_over and not self.is_saving)
-
-    @property
     def has_failed(self) -> bool:
         """Whether the server ended the run because it failed."""
         return self.end is not None and self.end.reason not in (FINISHED, STOPPED)
@@ -88,10 +86,11 @@ class RunMonitor:
         """Prepare for a new server process."""
         self._disconnect()
         self.is_serving = self.is_saving = self.is_told = False
-        self.end = None
+        self.started_at = self._now()
+        self.over_since = self.end = None
         self.waiting_s = {}
         self._base_accepted, self._base_left = self.accepted.copy(), dict(self.left)
-        self._retry_at = self._now()
+        self._retry_at = self.started_at
 
     def on_server_exit(self, written: Ended | None = None) -> None:
         """Receive what the server sent last, and expect nothing more from it.
@@ -207,6 +206,10 @@ class RunMonitor:
         self.is_over, self.have_scripts_ended = progress.is_over, progress.have_scripts_ended
         self.is_saving, self.waiting_s = progress.is_saving, progress.waiting_s
         self.is_told, self.computing = progress.is_told, progress.computing
+        if not (self.is_told or (self.is_over and not self.is_saving)):
+            self.over_since = None
+        elif self.over_since is None:
+            self.over_since = self.heard_at
         if progress.ended_at is not None:
             self.end = End(progress.ended_at, progress.end_reason)
         elif progress.request == self._requests:

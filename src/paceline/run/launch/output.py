@@ -11,91 +11,20 @@ is complete. In the file, each of its states is a separate line.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
-from typing import NamedTuple, Protocol, TextIO
+from typing import NamedTuple, TextIO
 
 from paceline.run.launch.child import END_OF_FAILURE, ChildPipes, decode_failure
+from paceline.run.launch.screen import Screen
 
-__all__ = [
-    "Failure",
-    "Output",
-    "OutputStream",
-    "PipeSafeScreen",
-    "PlainScreen",
-    "Screen",
-    "ignoring_closed_stream",
-]
+__all__ = ["Failure", "Output", "OutputStream"]
 
 BAR_S = 5.0  # between two displays of a progress bar
 LINE_BYTES_MAX = 1 << 20  # a longer line is split, so that the launcher doesn't have to hold it
 
 _UP = b"\x1b[A"  # cursor up: tqdm writes it after each state of a bar below another
-
-
-class Screen(Protocol):
-    """Where the output of a run is shown."""
-
-    def line(self, text: str, to: TextIO) -> None:
-        """Show a line of this stream."""
-
-    def tick(self) -> None:
-        """Called a few times a second."""
-
-    def close(self) -> None:
-        """Called when the run is over."""
-
-
-class PlainScreen:
-    """Prints lines one after the other."""
-
-    def line(self, text: str, to: TextIO) -> None:
-        """Print the line; replace what the stream's encoding can't express."""
-        encoding = to.encoding or "utf-8"
-        print(text.encode(encoding, "replace").decode(encoding), file=to)
-
-    def tick(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class PipeSafeScreen:
-    """Wraps another screen, so that a closed pipe or terminal doesn't stop the run."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-
-    def line(self, text: str, to: TextIO) -> None:
-        """Show the line, unless the stream is closed."""
-        with ignoring_closed_stream(to):
-            self._screen.line(text, to)
-            to.flush()
-
-    def tick(self) -> None:
-        """Update the wrapped screen."""
-        with ignoring_closed_stream(sys.stderr):
-            self._screen.tick()
-
-    def close(self) -> None:
-        """Close the wrapped screen."""
-        with ignoring_closed_stream(sys.stderr):
-            self._screen.close()
-
-
-@contextmanager
-def ignoring_closed_stream(stream: TextIO) -> Iterator[None]:
-    """Discard what can't be written to the stream, now and later."""
-    try:
-        yield
-    except OSError:
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, stream.fileno())
-        os.close(devnull)
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The processes of a run on this machine: start them, notice when they exit, kill them.
 
-The launcher decides which process is started, and when.
+The supervisor decides which process is started, and when.
 """
 
 import os
@@ -17,10 +17,10 @@ import msgspec
 from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.child import Task
 from paceline.run.launch.environment import Identity, variables
-from paceline.run.launch.fault_report import FaultLine, faulting_line
 from paceline.run.launch.forkserver import ForkServer, describe_exit
 from paceline.run.launch.output import Failure, Output
 from paceline.run.launch.restarts import RestartBackoff
+from paceline.run.launch.script_line import ScriptLine, innermost_line
 from paceline.run.launch.stack_dump import StackRequest, request_stack
 from paceline.run.settings import Settings
 
@@ -59,8 +59,8 @@ class Child:
     def has_failed(self) -> bool:
         """Whether its script failed or crashed the last time.
 
-        It is not a failure to be killed, or to lose the server: that one has died, or has ended
-        the run while the worker was stopped (SIGSTOP).
+        Being killed isn't a failure, and neither is losing the server, which may have died, or
+        ended the run while this worker was stopped (SIGSTOP).
         """
         has_lost_server = self.error_code == PeerLost.exit_code
         return (self.code > 0 and not has_lost_server) or -self.code in _CRASHES
@@ -140,7 +140,7 @@ class Processes:
 
     def _explain_fault(self, report: str) -> str:
         """Return what follows "was killed by SIGSEGV" for a worker."""
-        line = faulting_line(report, Path(self._settings.script).parent)
+        line = innermost_line(report, Path(self._settings.script).parent)
         return (
             f"{f' at {line}' if line else ''}; a worker's parameters are read-only, so a script "
             "can't change them in place: train with an optimizer and optimizer.step(), and pass a "
@@ -153,9 +153,9 @@ class Processes:
         """Ask a process where it is; None: it can't tell."""
         return None if child.pid is None else request_stack(child.pid)
 
-    def stack_line(self, request: StackRequest) -> FaultLine | None:
+    def stack_line(self, request: StackRequest) -> ScriptLine | None:
         """Return the innermost line of the script in a stack; None: it isn't written yet."""
-        return faulting_line(request.read(), Path(self._settings.script).parent)
+        return innermost_line(request.read(), Path(self._settings.script).parent)
 
     def signal(self, child: Child, number: int) -> None:
         """Send a signal to a process, if it is running."""

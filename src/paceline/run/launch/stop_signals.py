@@ -2,20 +2,24 @@
 """The signals that ask a run to stop: Ctrl-C, `kill`, a closed terminal."""
 
 import signal
+import time
 from types import FrameType
 from typing import Self
 
 __all__ = ["STOP_SIGNALS", "StopSignals"]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_S = 0.5
+"""Signals that arrive within this time are one request: a terminal that closes sends two."""
 
 
 class StopSignals:
-    """Counts the stop signals that arrive while the context is open."""
+    """Counts the requests to stop that arrive while the context is open."""
 
     def __init__(self) -> None:
         self.count = 0
         self.last = 0  # the number of the last signal
+        self._last_at = 0.0  # when it arrived
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
@@ -32,5 +36,7 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.count += 1
-        self.last = number
+        now = time.monotonic()
+        if not self.count or now >= self._last_at + SAME_S:
+            self.count += 1
+        self.last, self._last_at = number, now

@@ -33,7 +33,6 @@ from paceline.trace.schema import NAME as TRACE
 __all__ = ["Supervisor"]
 
 GRACE_S = 10.0  # for workers to exit after the server, for all to exit after a kill
-SLOW_START_S = 10.0  # say after this long why no worker is running yet
 READY_S = 1.0  # for a server to start serving when all workers have already failed
 TICK_S = 0.2  # between checks of what sends no event
 
@@ -69,7 +68,6 @@ class Supervisor:
         self._unreported: set[int] = set()  # those of them that the server doesn't know about
         self._completed: set[int] = set()  # workers whose scripts ended; a line may be due for them
         self._have_workers_started = False
-        self._say_slow_start_at = inf
         self._is_ending = False  # nothing is restarted from now on
         self._has_given_up = False  # all workers are gone before the end
         self._is_broken = False  # because the script crashes
@@ -90,7 +88,6 @@ class Supervisor:
             for worker in range(workers)
         ]
         self._start_child(self._server)
-        self._say_slow_start_at = self._now() + SLOW_START_S
 
     @property
     def is_done(self) -> bool:
@@ -150,7 +147,6 @@ class Supervisor:
         if self._have_workers_started or self._is_ending or not self._monitor.is_serving:
             return
         self._have_workers_started = True
-        self._say_slow_start_at = inf
         for worker in self._workers:
             self._start_child(worker)
 
@@ -160,18 +156,13 @@ class Supervisor:
         self._report_unavailable()
         self._say_early_ends()
         self._stop_idle_server()
-        if self._now() >= self._say_slow_start_at:
-            self._say_slow_start_at = inf
-            self._say("the workers start when the server has reached run.prepare()")
         self._hang_report.tick(self._server, self._workers)
         if self._signals.count:
             self._monitor.ask()  # is it alive?
         else:
             self._replace_hung_server()
-        if not self._monitor.is_up_to_workers:  # or a killed server has lost the end
-            self._end_grace.reset()
-        elif not self._signals.count:
-            self._end_late_workers()
+        if self._monitor.over_since is not None and not self._signals.count:
+            self._end_late_workers(self._monitor.over_since)
 
     def _on_worker_exited(self, worker: Child) -> None:
         assert worker.who.worker is not None
@@ -370,15 +361,16 @@ class Supervisor:
             self._server_watch.begin()  # until the OS reports its exit
             self._processes.signal(self._server, signal.SIGKILL)
 
-    def _end_late_workers(self) -> None:
+    def _end_late_workers(self, over_since: float) -> None:
         """Kill workers that don't end after the last update; the result is safe by then."""
         running = [worker for worker in self._workers if worker.pid is not None]
-        overdue = self._end_grace.overdue(running)
-        for worker in overdue:
+        limits = self._end_grace.limits(running, over_since)
+        for worker in [worker for worker in running if self._now() >= limits[worker]]:
             limit = f"{self._settings.grace_s:g} s after the last update"
             self._say(f"{worker.name} was still running {limit} and was killed")
-        self._processes.kill_silently(overdue)
-        if line := self._end_grace.line(worker for worker in running if worker not in overdue):
+            self._processes.kill_silently([worker])
+            del limits[worker]
+        if line := self._end_grace.line(limits, over_since):
             self._say(line)
 
     def exit_code(self, run_dir: Path) -> int:

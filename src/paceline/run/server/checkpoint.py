@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
     def of(cls, saved: Saved) -> "Snapshot":
         """Copy everything but the positions, which come later.
 
-        Raises SpecError if there is not enough memory.
+        Raises SpecError if there is not enough memory, or something in the state can't be saved.
         """
         tree = {part.name: getattr(saved, part.name) for part in fields(saved)}
         del tree["positions"]
@@ -73,7 +73,7 @@ class Snapshot(NamedTuple):
         return cls(saved.version, body, fd)
 
     def close(self) -> None:
-        """Free its memory, because it won't be written."""
+        """Free its memory."""
         os.close(self.fd)
 
     def duplicate(self) -> "Snapshot":
@@ -129,13 +129,16 @@ class Archive:
         snapshot: Snapshot,
         positions: dict[int, bytes],
         sync_trace: Callable[[], None] = lambda: None,
+        *,
+        renews: bool = False,
     ) -> None:
         """Write a snapshot in the background.
 
         `sync_trace`: called before the checkpoint appears, because it refers to the trace.
+        `renews`: the same snapshot was written before, with fewer positions.
         """
         self.wait()
-        work = partial(self._save, snapshot, dict(positions), sync_trace)
+        work = partial(self._save, snapshot, dict(positions), sync_trace, renews)
         try:
             self._writing = self._start(work, "checkpoint")
         except RuntimeError:  # no more threads: write it here, while the workers wait
@@ -153,33 +156,40 @@ class Archive:
             self._writing = None
 
     def _save(
-        self, snapshot: Snapshot, positions: dict[int, bytes], sync_trace: Callable[[], None]
+        self,
+        snapshot: Snapshot,
+        positions: dict[int, bytes],
+        sync_trace: Callable[[], None],
+        renews: bool,
     ) -> None:
         path = self._folder / f"{snapshot.version:010}.ckpt"
         try:
             if what := self._spoiled_in(snapshot):
                 self.spoiled = self.describe(snapshot.version, what)
                 return
-            self._disk.make_folder(self._folder)
+            if not self._folder.is_dir():
+                self._disk.make_folder(self._folder)
+                self._disk.sync_folder(self._folder.parent)
             self._remove(self._folder.glob("*.partial"))  # left by a server that was killed
             with atomic_write(path, disk=self._disk) as file:
                 _write(file, snapshot, positions)
                 sync_trace()
         except Exception as error:  # a thread that dies would lose the checkpoint silently
-            self._fail(snapshot.version, error)
+            self._fail(snapshot.version, error, renews)
         else:
             self.failure = ""
             self._remove(checkpoint_files(self._folder)[KEPT:])
         finally:
             snapshot.close()
 
-    def _fail(self, version: int, error: Exception) -> None:
+    def _fail(self, version: int, error: Exception, renews: bool) -> None:
         """Say why a checkpoint was not written, and which one stays."""
         newest = self._newest()
         stays = "there is no earlier one" if newest is None else f"keeping that of version {newest}"
         why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         failure = f"cannot write the checkpoint of version {version}: {why}"
-        self.failure = "" if newest == version else failure  # it was written before: only renewed
+        if not renews:  # otherwise it is as good as the first attempt was
+            self.failure = failure
         self._say(f"{failure}; {stays}")
 
     def _spoiled_in(self, snapshot: Snapshot) -> str:

@@ -26,8 +26,8 @@ from paceline.run.settings import Every
 __all__ = ["Checkpointer"]
 
 POSITIONS_TIMEOUT_S = 30.0  # for workers to report their positions
-EARLY_S = 2.0  # then a checkpoint is written with the positions that are known,
-EARLY_FACTOR = 2.0  # unless the last one, which was complete, took half as long as this one yet
+EARLY_S = 2.0  # after this long, write a checkpoint without the positions that are missing,
+EARLY_FACTOR = 2.0  # but wait at least this many times as long as the last complete one did
 
 
 class TraceFile(Protocol):
@@ -58,7 +58,7 @@ class Checkpointer:
         say: Callable[[str], None],
         trace: TraceFile,
     ) -> None:
-        """`export`: writes the result of the run; raises anything if it can't."""
+        """`export`: writes the result of the run; may raise any exception."""
         self.failure = ""
         """Why the result or the last checkpoint could not be written; "" if they were."""
 
@@ -115,7 +115,8 @@ class Checkpointer:
 
     def is_overdue(self, version: int, now: float) -> bool:
         """Return whether this version should be saved, although it wasn't just made."""
-        is_due = self._is_hastened or (now >= self._due_at and version != self._copied)
+        is_unsaved = version != self._copied or self._archive.failure != ""
+        is_due = self._is_hastened or (now >= self._due_at and is_unsaved)
         return is_due and not self._archive.is_writing
 
     def save(self, saved: Saved, idle: Collection[int], busy: Collection[int], now: float) -> bool:
@@ -127,7 +128,7 @@ class Checkpointer:
         self._schedule(saved.version, now)
         if not self.is_on or self._archive.is_writing:  # on a slow disk, save less often
             return False
-        return self._copy(saved, idle, busy, now)
+        return not self._copy(saved, idle, busy, now)
 
     def save_last(self, saved: Saved, workers: Collection[int], now: float) -> None:
         """Save the last version and the result of the run, and wait until they are on disk.
@@ -137,11 +138,10 @@ class Checkpointer:
         """
         if self.is_on:
             self._archive.wait()
-            if self._copy(saved, workers, (), now):
+            self.failure = self._copy(saved, workers, (), now)
+            if not self.failure:
                 self._write_early()
                 self._archive.wait()
-            else:
-                self.failure = f"not enough memory for the checkpoint of version {saved.version}"
         self.export()
 
     def export(self) -> None:
@@ -156,7 +156,8 @@ class Checkpointer:
         self._say(reason)
         self.failure = self.failure or reason
 
-    def _copy(self, saved: Saved, idle: Collection[int], busy: Collection[int], now: float) -> bool:
+    def _copy(self, saved: Saved, idle: Collection[int], busy: Collection[int], now: float) -> str:
+        """Copy this version; return why that failed, "" if it didn't."""
         if now == self._copied_at:
             self._discard()  # the trace doesn't have its update yet, as both are due to one event
         self._write()
@@ -164,12 +165,13 @@ class Checkpointer:
         try:
             self._snapshot = Snapshot.of(replace(saved, trace=self._trace.mark))
         except SpecError as error:
-            self._say(f"no checkpoint of version {saved.version}: {error}")
-            return False
+            failure = f"no checkpoint of version {saved.version}: {error}"
+            self._say(failure)
+            return failure
         self._awaited, self._to_ask, self._copied_at = {*idle, *busy}, set(idle), now
         self._early, self._copied = None, saved.version
         self._number += 1
-        return True
+        return ""
 
     def position_of(self, worker: int) -> bytes:
         """Return the position where a worker should continue; empty: at the beginning."""
@@ -223,22 +225,26 @@ class Checkpointer:
             self._discard()
         else:
             self._save(self._snapshot)
-            self._snapshot = None
-        self._awaited.clear()
-        self._to_ask.clear()
+        self._forget_snapshot()
 
     def _discard(self) -> None:
         if self._snapshot is not None:
             self._snapshot.close()
-            self._snapshot = None
+            self._forget_snapshot()
+
+    def _forget_snapshot(self) -> None:
+        self._snapshot = None
+        self._awaited.clear()
+        self._to_ask.clear()
 
     def _write_early(self) -> None:
         """Write the checkpoint with the positions that are known."""
         assert self._snapshot is not None
-        self._early = dict(self._positions)
         with suppress(OSError):  # too many open files
             self._save(self._snapshot.duplicate())
+            self._early = dict(self._positions)
 
     def _save(self, snapshot: Snapshot) -> None:
         self._trace.flush()  # the trace is never behind a checkpoint
-        self._archive.save(snapshot, self._positions, self._trace.sync)
+        is_written = self._early is not None
+        self._archive.save(snapshot, self._positions, self._trace.sync, renews=is_written)

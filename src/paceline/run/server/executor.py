@@ -290,7 +290,7 @@ class Executor:
             self.send_end(peer)
 
     def _is_last_spoiled(self, version: int) -> bool:
-        """Return whether the last version contains NaN; if it does, the run fails."""
+        """Return whether the last version contains NaN or infinity; if it does, the run fails."""
         what = first_spoiled(self._shard.state_dict())
         if not what:
             return False
@@ -301,7 +301,7 @@ class Executor:
         return True
 
     def _fail_if_spoiled(self) -> None:
-        """Fail the run if a version that was to be saved contains NaN."""
+        """Fail the run if a version that was to be saved contains NaN or infinity."""
         if self._checkpointer.spoiled:
             self._failures.fail(self._checkpointer.spoiled)
 

@@ -30,10 +30,11 @@ class Refusals:
         if self._count <= REPORTS_MAX:
             self._report(f"refused a connection: {reason}")
         elif self._count == REPORTS_MAX + 1:
-            self._report("refused another connection; more of them are only counted for a while")
+            self._report("further refused connections are only counted for a while")
 
     def report_rest(self) -> None:
         """Report how many refusals were only counted."""
         if self._count > REPORTS_MAX:
-            self._report(f"refused {self._count - REPORTS_MAX:,} more connections")
+            more = self._count - REPORTS_MAX
+            self._report(f"refused {more:,} more connection{'s' if more > 1 else ''}")
             self._count = REPORTS_MAX

@@ -3,6 +3,8 @@
 
 from math import inf
 
+from paceline.run.settings import Settings
+
 __all__ = ["RunFailure"]
 
 NON_FINITE_MAX = 100  # refused gradients in a row, for each worker, until the run fails
@@ -41,10 +43,17 @@ class RunFailure:
                 "lower the learning rate, or check the data"
             )
 
-    def count_pause(self, is_stuck: bool, now: float) -> float:
-        """Return for how long the run has been stuck in a pause; -inf if it isn't."""
+    def check_patience(self, settings: Settings, is_stuck: bool, here: int, now: float) -> None:
+        """Fail if the run has had fewer than `min_workers` workers for too long.
+
+        `is_stuck`: whether it has too few of them now. `here`: how many it has.
+        """
         self._stuck_since = min(self._stuck_since, now) if is_stuck else inf
-        return now - self._stuck_since
+        if now - self._stuck_since >= settings.patience_s:
+            self.fail(
+                f"only {here} of at least {settings.spec.min_workers} workers were here for "
+                f"{settings.patience_s:g} s"
+            )
 
     def fail(self, reason: str) -> None:
         """End the run as a failure; the first reason counts."""

@@ -16,7 +16,7 @@ from paceline.run.server.run_failure import RunFailure
 from paceline.run.tensors.group_options import (
     OptionLog,
     all_options,
-    check_option,
+    check_options,
     current_option,
     set_option,
 )
@@ -48,8 +48,8 @@ class ScriptSettings:
         optimizers = self._shard.state.optimizers
         if report.optimizer >= len(optimizers):
             raise ProtocolError(f"there is no optimizer {report.optimizer}")
-        for option in report.options:
-            check_option(optimizers, option)
+        if report.options:
+            check_options(optimizers, report.options)
         if report.schedulers:
             self._shard.schedules.check(report.schedulers)
 

@@ -14,6 +14,7 @@ Theory of operation
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from paceline.core.decider import Decider
@@ -57,6 +58,7 @@ QUIET_S = 1e-3  # after this long without news, the server does its idle work
 TICK_S = 0.5  # how often the server checks what no message reports
 WORTH_SUMMING_EARLY_BYTES = 1 << 20  # adding up less takes no noticeable time during the update
 LINGER_S = 10.0  # after the end, for workers that haven't joined yet
+STOP_S = 12.0  # after a signal, for workers to leave; a launcher kills its own before that
 SETTLE_S = 10.0  # after the end, for workers to report the rest
 
 Report = messages.GradientReport | messages.AbandonReport
@@ -101,7 +103,7 @@ class Server:
             timers=self._timers,
             clock=self._clock,
         )
-        self._run_end = RunEnd(parts, recorder)
+        self._run_end = RunEnd(parts, recorder, self._watchers)
         self._executor = Executor(parts, recorder.began, recorder.updated)
         ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
         leasing = Leasing(
@@ -109,6 +111,7 @@ class Server:
         )
         states = StateRequests(decider, shard, self._roster, self._executor)
         self._end: Ended | None = None
+        self._leave_at = inf  # then the run doesn't wait for workers any more
         self._has_idle_work = False
         checkpointer.begin(decider.ledger.version, self._clock.now())
         others = {**ends.handlers, **states.handlers, **leasing.handlers}
@@ -143,10 +146,9 @@ class Server:
             self._fire_timers()
             self._watchers.report(self._monotonic(), self._has_idle_work)
             self._lose_broken()
-            if self._connections.stop_wanted and not self._is_stopping:
-                self._handle(StopRequested(self._clock.now()))
+            self._stop_if_wanted()
         assert self._end is not None
-        self._save_end(self._end)
+        self._run_end.save(self._end)
         self._connections.shut_down()
         return self._failures.failure or ("" if self._end.version else "no update was made")
 
@@ -164,17 +166,26 @@ class Server:
 
     def _lose_broken(self) -> None:
         for end, reason, told in self._roster.take_broken():
-            self._lose(end, reason, told)
+            if self._roster.find(end) is not None:  # it may be broken for several reasons
+                self._lose(end, reason, told)
 
     def _is_done(self) -> bool:
         """Return whether the run has ended and every worker knows it, including late ones."""
-        if self._end is None or self._roster.active:
+        if self._end is None or (self._roster.active and self._monotonic() < self._leave_at):
             return False
         have_all_joined = self._roster.known_count >= self._settings.spec.workers
         is_complete = have_all_joined and not self._watchers.is_awaited
         if is_complete or self._connections.stop_wanted:
             return True
         return self._clock.now() > self._end.t + LINGER_S
+
+    def _stop_if_wanted(self) -> None:
+        """Stop the run if a signal has asked for that, or if it has failed."""
+        if self._connections.stop_wanted:
+            self._leave_at = min(self._leave_at, self._monotonic() + STOP_S)
+        is_wanted = self._connections.stop_wanted or self._failures.failure
+        if is_wanted and not self._is_stopping:
+            self._handle(StopRequested(self._clock.now()))
 
     @property
     def _is_stopping(self) -> bool:
@@ -362,14 +373,21 @@ class Server:
         if self._end is not None:
             self._watchers.computing = self._roster.computing
             if now > self._end.t + SETTLE_S and not self._run_end.is_saved:
-                self._save_end(self._end)
+                self._run_end.save(self._end)
         ledger = self._decider.ledger
         asked_at = self._waiting_for.check(now)
         waiting_s = {worker: now - since for worker, since in asked_at.items()}
         self._watchers.note_waiting(waiting_s, self._monotonic())
         here = [peer.worker for peer in self._roster.active]
         self._progress.tick(here, ledger.begun, ledger.samples, waiting_s)
-        self._stop_if_out_of_patience()
+        # Before the run begins, workers may take any time to start.
+        has_begun = ledger.begun or self._roster.known_count >= self._settings.spec.workers
+        is_stuck = ledger.paused and has_begun and not self._is_stopping
+        self._failures.check_patience(self._settings, is_stuck, len(here), now)
+        self._park_stopped()
+
+    def _park_stopped(self) -> None:
+        """Notice workers whose processes were stopped (SIGSTOP) or continue."""
         for peer in self._roster.members:
             stopped = peer.end.pid is not None and self._system.is_stopped(peer.end.pid)
             if stopped and not peer.is_parked:
@@ -377,24 +395,3 @@ class Server:
                 self._leave(peer, "stopped")
             elif peer.is_parked and peer.is_silent and not stopped:
                 self._rejoin(peer)
-
-    def _save_end(self, end: Ended) -> None:
-        """Write how the run ended, unless that was done before, and report it."""
-        if not self._run_end.is_saved:
-            self._watchers.report_saving(True)
-            self._run_end.save(end)
-        self._watchers.report_end(self._run_end.ended(end))
-
-    def _stop_if_out_of_patience(self) -> None:
-        """End a run that has had fewer than `min_workers` workers for too long."""
-        ledger, spec = self._decider.ledger, self._settings.spec
-        # Before the run begins, workers may take any time to start.
-        has_begun = ledger.begun or self._roster.known_count >= spec.workers
-        is_stuck = ledger.paused and has_begun and not self._is_stopping
-        now, patience_s = self._clock.now(), self._settings.patience_s
-        if self._failures.count_pause(is_stuck, now) >= patience_s:
-            here = len(self._roster.active)
-            self._failures.fail(
-                f"only {here} of at least {spec.min_workers} workers were here for {patience_s:g} s"
-            )
-            self._handle(StopRequested(self._clock.now()))

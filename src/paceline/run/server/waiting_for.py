@@ -19,7 +19,7 @@ __all__ = ["WaitingFor"]
 
 LONG_S = 5.0  # don't report shorter waits,
 USUAL = 3.0  # nor waits shorter than this many usual updates
-RECENT = 9  # times between updates, of which the median is usual; a suspended machine is not
+RECENT = 9  # the usual time is the median of this many, so one long interruption doesn't count
 FIRST_S = 30.0  # a first update may take long: data is read, caches are empty
 
 

@@ -19,13 +19,16 @@ def first_spoiled(state: dict[str, Any]) -> str:
     """Return which tensor of a shard's `state_dict()` is spoiled, "" if none is.
 
     A parameter is if it contains NaN or infinity, the state of an optimizer if it contains NaN.
-    Buffers may contain both from the start.
+    Buffers may contain both from the start, and so may parameters that aren't trained, such as the
+    mask of an attention layer. These are listed as "infinite".
     """
     spec = msgspec.convert(state["contents"], StateSpec)
     for index, optimizer in enumerate(spec.optimizers):
         values = state["parameters"][index]
-        for parameter, value in zip(optimizer.parameters, values, strict=True):
-            if not isfinite(_square(value)) and not bool(value.isfinite().all()):
+        for i, (parameter, value) in enumerate(zip(optimizer.parameters, values, strict=True)):
+            if isfinite(_square(value)) or i in state["infinite"][index]:
+                continue
+            if not bool(value.isfinite().all()):
                 return f"parameter {parameter.name!r}"
         if any(isnan(_square(part)) for part in _tensors_in(state["optimizers"][index])):
             return f"the state of optimizer {index}"

@@ -25,7 +25,7 @@ __all__ = [
     "KnownOptions",
     "OptionLog",
     "all_options",
-    "check_option",
+    "check_options",
     "current_option",
     "group_of",
     "ignored_changes",
@@ -130,8 +130,21 @@ def group_of(optimizers: Sequence[Optimizer], option: OptionChange) -> dict[str,
     return group
 
 
-def check_option(optimizers: Sequence[Optimizer], option: OptionChange) -> None:
-    """Raise ProtocolError if there is no such option, or it can't have this value."""
+def check_options(optimizers: Sequence[Optimizer], options: Iterable[OptionChange]) -> None:
+    """Raise ProtocolError if there is no such option, or they can't have these values together."""
+    changes: dict[tuple[int, int], dict[str, Any]] = {}
+    for option in options:
+        if _is_change(optimizers, option) and option.name != "lr":
+            # lr is only a factor, and many scripts change it at every step.
+            changes.setdefault((option.optimizer, option.group), {})[option.name] = option.value
+    for (number, index), values in changes.items():
+        if problem := _step_problem(optimizers[number], index, values):
+            named = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            raise ProtocolError(f"parameter group {index} can't have {named}: {problem}")
+
+
+def _is_change(optimizers: Sequence[Optimizer], option: OptionChange) -> bool:
+    """Return whether it changes the option; raises ProtocolError if it can't have this value."""
     group = group_of(optimizers, option)
     if option.name not in group:
         raise ProtocolError(
@@ -140,13 +153,10 @@ def check_option(optimizers: Sequence[Optimizer], option: OptionChange) -> None:
         )
     optimizer, now = optimizers[option.optimizer], _scalar(group[option.name])
     if type(option.value) is type(now) and option.value == now:
-        return  # another worker has made the same change
+        return False  # another worker has made the same change
     if problem := problem_with(optimizer, option.name, option.value, group[option.name]):
         raise ProtocolError(f"{option.name} of parameter group {option.group} {problem}")
-    if problem := _step_problem(optimizer, group, option):
-        raise ProtocolError(
-            f"{option.name} of parameter group {option.group} can't be {option.value!r}: {problem}"
-        )
+    return True
 
 
 def problem_with(optimizer: Optimizer, name: str, new: Any, old: Any) -> str:
@@ -190,18 +200,16 @@ def _expected(old: Any) -> str:
     return f"a string like {scalar!r}" if isinstance(scalar, str) else f"a {type(old).__name__}"
 
 
-def _step_problem(optimizer: Optimizer, group: dict[str, Any], option: OptionChange) -> str:
-    """Return why the optimizer couldn't step with this change; "" if it could."""
-    if option.name == "lr":  # it is only a factor, and many scripts change it at every step
-        return ""
-    old, new = group[option.name], option.value
-    if isinstance(old, Tensor) and isinstance(new, int | float):
-        changed: Any = torch.full_like(old, new)
-    else:
-        changed = new
-    parameters, state = group["params"], optimizer.state
+def _step_problem(optimizer: Optimizer, index: int, values: dict[str, Any]) -> str:
+    """Return why the optimizer couldn't step with these values in a group; "" if it could."""
+    group, state = optimizer.param_groups[index], optimizer.state
+    changed = dict(group)
+    for name, new in values.items():
+        is_tensor = isinstance(group[name], Tensor) and isinstance(new, int | float)
+        changed[name] = torch.full_like(group[name], new) if is_tensor else new
+    parameters = group["params"]
     tried = [parameter for parameter in parameters if parameter in state][:1] or parameters[:1]
-    failure = step_failure(optimizer, tried, group | {option.name: changed}, state)
+    failure = step_failure(optimizer, tried, changed, state)
     if not failure or step_failure(optimizer, tried, group, state):
         return ""  # in the latter case, the trial says nothing about the change
     return f"the optimizer's next step would fail with {failure}"

@@ -17,11 +17,9 @@ from torch.optim import Optimizer
 
 from paceline.errors import ProtocolError
 from paceline.run.tensors.group_options import problem_with
-from paceline.run.tensors.trial_step import step_failure
+from paceline.run.tensors.trial_step import FAILURES, step_failure
 
 __all__ = ["load_checked", "load_exactly"]
-
-_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError)  # of optimizers
 
 
 def load_exactly(optimizer: Optimizer, parameters: list[Tensor], saved: dict[str, Any]) -> None:
@@ -52,7 +50,7 @@ def load_checked(optimizer: Optimizer, parameters: dict[str, Tensor], state: Any
             _check_state(optimizer, name, parameter, before[0].get(parameter, {}))
         _check_keys(optimizer)
         _check_step(optimizer, *before)
-    except _ERRORS as error:
+    except FAILURES as error:
         optimizer.state, optimizer.param_groups = before
         raise ProtocolError(
             f"the optimizer cannot load this state: {error}; load a state_dict() of the same "

@@ -33,6 +33,7 @@ from paceline.run.tensors.optimizer_states import load_checked, load_exactly
 from paceline.run.tensors.schedules import Schedules
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.sums import PendingUpdate, SlotGradient, spoiled
+from paceline.run.tensors.trial_step import FAILURES
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer, VersionBuffers
 
 __all__ = ["Shard"]
@@ -90,6 +91,10 @@ class Shard:
         _copy(state.constants, self._store.constants)
         self._point_parameters_at(views)
         self._buffers.reset(0)
+        self._infinite = [
+            [i for i, value in enumerate(own) if value.isinf().any() and not value.isnan().any()]
+            for own in views.parameters
+        ]
         if self._ema is not None:
             self.average = [[_widened(p).clone() for p in own] for own in views.parameters]
 
@@ -227,7 +232,7 @@ class Shard:
         if self.average is not None and self._ema is not None:
             for means, own in zip(self.average, views.parameters, strict=True):
                 torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._ema)
-        self.skip(update)
+        self._end_update(update)
         self._wary_updates = max(0, self._wary_updates - 1)
         return bad_buffers_from
 
@@ -246,7 +251,10 @@ class Shard:
         return found
 
     def skip(self, update: int) -> None:
-        """Make a new version of the unchanged parameters, and forget the gradients."""
+        """Make a new version without a step, and forget the gradients."""
+        self._end_update(update)
+
+    def _end_update(self, update: int) -> None:
         memory = self._pending.pop(update).memory
         if memory is not None:
             self._free_accumulators.append(memory)
@@ -271,6 +279,7 @@ class Shard:
             "contents": msgspec.to_builtins(self.state.spec),
             "schedules": self.schedules.state_dict(pending),
             "parameters": views.parameters,
+            "infinite": self._infinite,
             "buffers": views.buffers,
             "counters": views.counters,
             "constants": self.state.constants,
@@ -307,7 +316,7 @@ class Shard:
             # Last, because bringing the schedulers forward overwrites options of the saved state.
             for index, optimizer in enumerate(state.optimizers):
                 load_exactly(optimizer, state.parameters[index], saved["optimizers"][index])
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        except FAILURES as error:
             raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
 
     def optimizer_state(self, index: int) -> dict[str, Any]:

@@ -246,7 +246,7 @@ class PendingUpdate:
     def add_worker(self, worker: int, *, check: bool = False) -> None:
         """Add what is in this worker's slot, because the slot is needed.
 
-        With `check`, find out whether it is finite; otherwise nobody can tell from now on.
+        With `check`, find out whether it is finite; otherwise that can't be found out later.
         """
         for total in self._all_sums():
             total.add_worker(worker)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["can_be_tried", "refusal_of_value", "step_failure"]
+__all__ = ["FAILURES", "can_be_tried", "refusal_of_value", "step_failure"]
 
 FAILURES = (
     ArithmeticError,
@@ -29,11 +29,11 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-"""What the step of an optimizer raises if it can't use its options or state."""
+"""What an optimizer raises if it can't use its options or state."""
 
 
 def can_be_tried(optimizer: Optimizer) -> bool:
-    """Return whether this is an optimizer of torch, and not of a subclass."""
+    """Return whether this is one of torch's own optimizers, and not of a subclass."""
     kind = type(optimizer)
     return getattr(torch.optim, kind.__name__, None) is kind
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a process crashed, from what Python's fault handler wrote.
+"""The line of the script in a stack that Python's fault handler wrote.
 
-A script that writes to a worker's parameters, which are read-only memory, is killed by SIGSEGV. No
-exception can be raised for that, but the fault handler names the line.
+The process hangs, or it has crashed. A script that writes to a worker's parameters, which are
+read-only memory, is killed by SIGSEGV. No exception can be raised for that, but the fault handler
+names the line.
 """
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["FaultLine", "faulting_line"]
+__all__ = ["ScriptLine", "innermost_line"]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 
 
-class FaultLine(NamedTuple):
+class ScriptLine(NamedTuple):
     """A line of the script, or of a module that it uses."""
 
     file: str  # without its folder
@@ -25,8 +26,8 @@ class FaultLine(NamedTuple):
         return f"{self.file}:{self.line}{f' (`{self.source}`)' if self.source else ''}"
 
 
-def faulting_line(report: str, folder: Path) -> FaultLine | None:
-    """Return the line at which a process crashed; None if the report names none.
+def innermost_line(report: str, folder: Path) -> ScriptLine | None:
+    """Return the line at which a process was; None if the report names none.
 
     It is the last line that was reached in this folder, which has the script, or else in any file.
     Large tensors are changed by threads of torch, which have no lines: then it is a line of another
@@ -36,7 +37,7 @@ def faulting_line(report: str, folder: Path) -> FaultLine | None:
     if not frames:
         return None
     path, line = next((frame for frame in frames if _is_own(frame[0], folder)), frames[0])
-    return FaultLine(path.name, line, _source(path, line))
+    return ScriptLine(path.name, line, _source(path, line))
 
 
 def _is_own(path: Path, folder: Path) -> bool:

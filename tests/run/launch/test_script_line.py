@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.run.launch.fault_report import FaultLine, faulting_line
+from paceline.run.launch.script_line import ScriptLine, innermost_line
 
 CRASH = """
 import faulthandler, os, signal, sys
@@ -17,7 +17,7 @@ def crash():
 
 faulthandler.enable()
 """
-CAUSE = FaultLine("script.py", 5, "os.kill(os.getpid(), signal.SIGSEGV)")
+CAUSE = ScriptLine("script.py", 5, "os.kill(os.getpid(), signal.SIGSEGV)")
 
 
 @pytest.mark.parametrize("call", ["crash()", "list(map(lambda _: crash(), [1]))"])
@@ -25,7 +25,7 @@ def test_line_of_a_real_report_is_found(tmp_path, call):
     path = tmp_path / "script.py"
     path.write_text(CRASH + call)
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
-    found = faulting_line(done.stderr, tmp_path)
+    found = innermost_line(done.stderr, tmp_path)
     assert found == CAUSE
     assert str(found) == "script.py:5 (`os.kill(os.getpid(), signal.SIGSEGV)`)"
 
@@ -58,18 +58,18 @@ Extension modules: numpy._core._multiarray_umath (total: 1)
 @pytest.mark.parametrize(
     ("report", "folder", "expected"),
     [
-        (IN_A_LIBRARY, "/home/me", FaultLine("train.py", 7, "")),
-        (IN_A_LIBRARY, "/home/you", FaultLine("init.py", 19, "")),
-        (IN_A_THREAD_OF_TORCH, "/home/me", FaultLine("train.py", 3, "")),
-        (IN_A_THREAD_OF_TORCH, "/home/you", FaultLine("threading.py", 5, "")),
+        (IN_A_LIBRARY, "/home/me", ScriptLine("train.py", 7, "")),
+        (IN_A_LIBRARY, "/home/you", ScriptLine("init.py", 19, "")),
+        (IN_A_THREAD_OF_TORCH, "/home/me", ScriptLine("train.py", 3, "")),
+        (IN_A_THREAD_OF_TORCH, "/home/you", ScriptLine("threading.py", 5, "")),
         ("", "/home/me", None),
         ("Fatal Python error: Segmentation fault\n\n<no Python frame>\n", "/home/me", None),
     ],
     ids=["library", "other folder", "thread", "no own frame", "nothing", "no frame"],
 )
 def test_innermost_line_of_the_script_is_named(report, folder, expected):
-    assert faulting_line(report, Path(folder)) == expected
+    assert innermost_line(report, Path(folder)) == expected
 
 
 def test_line_of_an_unreadable_file_has_no_source():
-    assert str(FaultLine("train.py", 7, "")) == "train.py:7"
+    assert str(ScriptLine("train.py", 7, "")) == "train.py:7"
