@@ -69,6 +69,19 @@ def test_state_is_read_after_the_name(monkeypatch, tmp_path, stat, expected):
     assert is_stopped(7) == expected
 
 
+def test_process_with_a_thread_that_waits_for_a_disk_waits_for_it(monkeypatch, tmp_path):
+    numbers = b"1 7 7 0 -1 0 0 0 0 0 5 2 0 0"
+    for folder, state in [("", b"S"), ("task/7", b"S"), ("task/8", b"D")]:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "stat").write_bytes(b"7 (name) %b %b" % (state, numbers))
+    monkeypatch.setattr(
+        process_status, "Path", lambda path: tmp_path / path.removeprefix("/proc/7").strip("/")
+    )
+    assert process_status.process_status(7).state == "D"
+    (tmp_path / "task" / "8" / "stat").unlink()  # the thread ended
+    assert process_status.process_status(7).state == "S"
+
+
 def test_status_of_a_process_has_its_processor_time(child):
     status = process_status.process_status(os.getpid())
     assert status.cpu_s == pytest.approx(sum(os.times()[:2]), abs=0.1)

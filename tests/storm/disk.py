@@ -108,7 +108,12 @@ class StormDisk(Disk):
             takes_s = self.sync_s if is_very_slow else world.random.random() * self.slow_s
             if takes_s:
                 self.busy_until = max(self.busy_until, world.now + takes_s)
-                world.sleep(takes_s)
+                process = world.process
+                process.disk_waits += 1
+                try:
+                    world.sleep(takes_s)
+                finally:
+                    process.disk_waits -= 1
             elif world.random.random() < YIELD:
                 world.let_others_run()
         if self.is_full and what in ("open", "write", "folder"):

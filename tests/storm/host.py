@@ -153,7 +153,7 @@ class Host:
     def launch(self, settings: Settings) -> None:
         """Start or resume the run."""
         self.signals.count = 0
-        self.code, self.is_supervising = None, True
+        self.code, self.is_supervising = None, False
         self.kernel.observed = Observed()
         process = self.launcher = Process(self.world, "launcher")
         process.on_exit.append(self.kernel.close_socket)
@@ -185,6 +185,7 @@ class Host:
         signals: Any = self.signals
         supervisor = Supervisor(settings, processes, monitor, signals, say, system)  # type: ignore[arg-type] # the same interface
         supervisor.start(server)
+        self.is_supervising = True
         handled = 0
         while not supervisor.is_done:
 

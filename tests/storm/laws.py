@@ -16,6 +16,7 @@ from paceline.errors import (
     SpecError,
     TraceError,
 )
+from paceline.run.launch.hangs import STOP_WORKERS_S
 from paceline.run.launch.run_folder import finished_at
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.settings import Settings
@@ -80,7 +81,8 @@ def _check_took(host: Host, settings: Settings, launch: Launch) -> None:
     if launch.lost_server or host.code is None:
         return  # the next server ends the run again
     took_s = host.world.now - ended_at
-    if took_s > settings.grace_s + END_S:
+    grace_s = max(settings.grace_s, STOP_WORKERS_S) if host.code == STOPPED else settings.grace_s
+    if took_s > grace_s + END_S:
         raise Violation(f"the launcher exited {took_s:.0f} s after the end")
 
 

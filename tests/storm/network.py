@@ -261,7 +261,9 @@ class Kernel:
         """Return the state of a process; it computes as often as it touches the outside."""
         for process in self.world.processes:
             if process.pid == pid and process.is_alive:
-                return ProcessStatus("T" if process.is_frozen else "S", float(process.points))
+                waiting = "D" if process.disk_waits and not process.is_locked else "S"
+                state = "T" if process.is_frozen else waiting
+                return ProcessStatus(state, float(process.points))
         return None
 
     def _is_stopped(self, pid: int) -> bool:

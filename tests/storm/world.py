@@ -135,6 +135,7 @@ class Process:
         self.is_frozen = False  # it was sent SIGSTOP
         self.is_locked = False  # its threads wait for each other for ever, as in a dead lock
         self.code: int | None = None  # its exit code; negative: the signal that killed it
+        self.disk_waits = 0  # how many of its threads wait for the disk
         self.points = 0  # how often it has touched the outside
         self.dies_at: float = inf  # the point at which it is killed
         self.failure: tuple[str, int] | None = None  # the error that ended its script, its code

@@ -13,7 +13,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class ProcessStatus(NamedTuple):
     """One process."""
 
-    state: str  # as in `ps`: R running, S sleeping, D waiting for a disk, T stopped, Z exited
+    state: str
+    """As in `ps`: R running, S sleeping, D a thread waits for a disk, T stopped, Z exited."""
     cpu_s: float  # processor time that it has used
 
     @property
@@ -28,14 +29,17 @@ def process_status(pid: int) -> ProcessStatus | None:
     fields = _stat(Path(f"/proc/{pid}"))
     if len(fields) <= 12:
         return None
-    user, system = fields[11], fields[12]
-    return ProcessStatus(fields[0].decode(), (int(user) + int(system)) * _TICK_S)
+    state, user, system = fields[0].decode(), fields[11], fields[12]
+    threads = Path(f"/proc/{pid}/task").glob("[0-9]*") if state == "S" else ()
+    if any(_stat(thread)[:1] == [b"D"] for thread in threads):
+        state = "D"
+    return ProcessStatus(state, (int(user) + int(system)) * _TICK_S)
 
 
-def _stat(process: Path) -> list[bytes]:
-    """Return what follows the name of a process: its state, its parent, and more; [] if none."""
+def _stat(folder: Path) -> list[bytes]:
+    """Return what follows the name of a process or thread: state, parent and so on; [] if none."""
     try:
-        stat = (process / "stat").read_bytes()
+        stat = (folder / "stat").read_bytes()
     except OSError:
         return []
     # The name is in parentheses, and may contain anything.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A run fails for its first reason, or because all its gradients are refused."""
 
-from paceline.run.server.run_failure import NON_FINITE_MAX, SKIPPED_MAX, RunFailure
+from paceline.run.server.run_failure import CHECKED_S, NON_FINITE_MAX, SKIPPED_MAX, RunFailure
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 
@@ -58,6 +58,14 @@ def test_only_time_in_the_current_pause_counts():
         assert failures.failure == ""
     failures.check_patience(settings, is_stuck=True, here=1, now=13.0)
     assert failures.failure == "only 1 of at least 2 workers were here for 5 s"
+
+
+def test_time_in_which_the_machine_was_suspended_does_not_count():
+    failures = RunFailure()
+    settings = Settings(spec=RunSpec(workers=3, min_workers=2), patience_s=2 * CHECKED_S)
+    for now in (1.0, 2.0, 10_000.0):
+        failures.check_patience(settings, is_stuck=True, here=1, now=now)
+    assert failures.failure == ""
 
 
 def test_first_failure_counts():

@@ -48,7 +48,7 @@ class ServerWatch:
             return ""
         self._alive_at = max(self._alive_at, self._monitor.heard_at)
         # "D" is a slow disk, "t" a debugger.
-        is_busy = status.cpu_s > self._cpu_s or status.state in "Dt" or self._monitor.is_saving
+        is_busy = status.cpu_s > self._cpu_s or status.state in "Dt"
         if is_busy and not status.is_stopped:
             self._alive_at, self._cpu_s = now, status.cpu_s
         silent_s = now - self._alive_at
@@ -82,7 +82,10 @@ class StopLimits:
         return self._system.monotonic() > self._began + STOP_WORKERS_S
 
     def is_server_overdue(self, pid: int | None) -> bool:
-        """Return whether the server has had enough time; not while it answers or saves the run."""
+        """Return whether the server has had enough time; not while it answers or saves the run.
+
+        If it hangs while it saves the run, `ServerWatch` notices.
+        """
         now, monitor = self._system.monotonic(), self._monitor
         if now <= self._began + STOP_SERVER_S:
             return False

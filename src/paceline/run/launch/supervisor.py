@@ -159,8 +159,7 @@ class Supervisor:
         self._hang_report.tick(self._server, self._workers)
         if self._signals.count:
             self._monitor.ask()  # is it alive?
-        else:
-            self._replace_hung_server()
+        self._end_hung_server()
         if self._monitor.over_since is not None and not self._signals.count:
             self._end_late_workers(self._monitor.over_since)
 
@@ -352,8 +351,8 @@ class Supervisor:
         elif self._stop_limits.are_workers_overdue:
             self._processes.kill(spared=self._server)
 
-    def _replace_hung_server(self) -> None:
-        """Kill a server that has hung, so that the next one continues from the checkpoint."""
+    def _end_hung_server(self) -> None:
+        """Kill a server that has hung; unless the run is stopped, the next one continues."""
         if self._server is None or self._server.pid is None:
             return
         if why := self._server_watch.why_hung(self._server.pid):

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Why a run failed, and when to give one up."""
 
-from math import inf
-
 from paceline.run.settings import Settings
 
 __all__ = ["RunFailure"]
 
 NON_FINITE_MAX = 100  # refused gradients in a row, for each worker, until the run fails
 SKIPPED_MAX = 100  # updates in a row that didn't step, until the run fails
+CHECKED_S = 5.0  # between two checks of patience; if it was more, the machine was suspended
 
 
 class RunFailure:
@@ -19,7 +18,8 @@ class RunFailure:
         """Why the run failed; "" if it didn't."""
         self._refusals = 0  # of non-finite gradients, since the last step
         self._skipped = 0  # updates since the last step
-        self._stuck_since = inf  # inf: it isn't stuck
+        self._stuck_s: float | None = None  # for how long the run has been stuck; None: it isn't
+        self._checked_at = 0.0
 
     def count_step(self) -> None:
         """Note that an update has changed the parameters."""
@@ -48,8 +48,12 @@ class RunFailure:
 
         `is_stuck`: whether it has too few of them now. `here`: how many it has.
         """
-        self._stuck_since = min(self._stuck_since, now) if is_stuck else inf
-        if now - self._stuck_since >= settings.patience_s:
+        passed_s, self._checked_at = min(now - self._checked_at, CHECKED_S), now
+        if not is_stuck:
+            self._stuck_s = None
+        else:
+            self._stuck_s = 0.0 if self._stuck_s is None else self._stuck_s + passed_s
+        if self._stuck_s is not None and self._stuck_s >= settings.patience_s:
             self.fail(
                 f"only {here} of at least {settings.spec.min_workers} workers were here for "
                 f"{settings.patience_s:g} s"

@@ -142,11 +142,11 @@ class Server:
             if self._monotonic() >= next_tick:
                 self._tick()
                 next_tick = self._monotonic() + TICK_S
+            self._stop_if_wanted()
             self._wait_for_news(min(next_tick, self._watchers.due_at(self._has_idle_work)))
             self._fire_timers()
             self._watchers.report(self._monotonic(), self._has_idle_work)
             self._lose_broken()
-            self._stop_if_wanted()
         assert self._end is not None
         self._run_end.save(self._end)
         self._connections.shut_down()
