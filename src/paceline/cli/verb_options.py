@@ -173,7 +173,7 @@ class RunOptions:
         str,
         typer.Option(
             help="Kill workers that are still running this long after the last update; worker 0 "
-            "only if it has used no processor time for this long."
+            "only if it has used no processor time for this long, or is still in its last turn."
         ),
     ] = "60s"
     restart: Annotated[
