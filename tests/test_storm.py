@@ -36,7 +36,7 @@ from storm.world import World
 
 assert torch._dynamo
 
-STORMS = 300
+STORMS = 200
 BLOCK = 50
 PARTS = 8  # that the points of a server's life are divided into
 

@@ -38,10 +38,7 @@ def planned(latency, late="cancel"):
 
 @long
 @pytest.mark.parametrize("latency", GRID)
-@pytest.mark.parametrize(
-    ("backups", "late"),
-    [(0, "cancel"), (1, "cancel"), (1, "finish"), (3, "cancel"), (3, "finish")],
-)
+@pytest.mark.parametrize(("backups", "late"), [(0, "cancel"), (1, "finish"), (3, "cancel")])
 def test_predicted_step_time_is_within_3_percent_of_the_simulator(latency, late, backups):
     predicted = planned(latency).options[-1 - backups].step_s[late]
     # Another seed than the planner's, or the two would share their luck.

@@ -158,7 +158,8 @@ def check_laws(host: Host, scenario: Scenario) -> None:
 def _check_files(host: Host, scenario: Scenario) -> None:
     settings, path = scenario.settings, host.run_dir / "trace.jsonl"
     saved = _load(host)
-    if not path.exists() or not path.stat().st_size or host.code == SpecError.exit_code:
+    has_header = path.exists() and b"\n" in path.read_bytes()
+    if not has_header or host.code == SpecError.exit_code:
         return  # a run that lost power could not be resumed: the server was killed, the disk full
     trace = _read(path)
     if trace.records:

@@ -116,8 +116,8 @@ def compare(options: CompareOptions) -> None:
 
     \b
     Example:
-      paceline compare -p sync -p backup:1 --epochs 4 -l "20ms; worker 3 x2" \\
-          --target "accuracy>=0.9" examples/digits.py
+      paceline compare -p sync -p backup:1 --epochs 2 -l "20ms; worker 3 x2" \\
+          --target "accuracy>=0.8" examples/digits.py
     """
     _require_matplotlib("paceline compare")
     _load("compare").run(options, _load)

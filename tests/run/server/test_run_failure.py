@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A run fails for its first reason, or because all its gradients are refused."""
 
-from paceline.run.server.run_failure import CHECKED_S, NON_FINITE_MAX, SKIPPED_MAX, RunFailure
+from paceline.run.server.run_failure import NON_FINITE_MAX, SKIPPED_MAX, RunFailure
+from paceline.run.server.timers import ASLEEP_S
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 
@@ -62,7 +63,7 @@ def test_only_time_in_the_current_pause_counts():
 
 def test_time_in_which_the_machine_was_suspended_does_not_count():
     failures = RunFailure()
-    settings = Settings(spec=RunSpec(workers=3, min_workers=2), patience_s=2 * CHECKED_S)
+    settings = Settings(spec=RunSpec(workers=3, min_workers=2), patience_s=2 * ASLEEP_S)
     for now in (1.0, 2.0, 10_000.0):
         failures.check_patience(settings, is_stuck=True, here=1, now=now)
     assert failures.failure == ""

@@ -63,8 +63,10 @@ def test_worker_is_waited_for_when_it_takes_long_and_others_have_reported(make):
 
 def test_wait_is_long_compared_with_the_usual_one(make):
     run = make()
-    for update in range(1, 5):
-        run.report(10.0 * update, 0, 1, 2)
+    for second in range(1, 41):
+        if second % 10 == 0:
+            run.report(float(second), 0, 1, 2)
+        run.waiting.check(float(second))
     assert run.waiting.check(40.0 + USUAL * 10.0 - 0.1) == {}
     assert run.waiting.check(40.0 + USUAL * 10.0) == {0: 40.0, 1: 40.0, 2: 40.0}
 
@@ -114,6 +116,13 @@ def test_wait_after_a_machine_was_suspended_is_measured_by_the_usual_updates(mak
     for update in range(1, 5):
         run.report(float(update), 0, 1, 2)
         run.waiting.check(float(update))
+    run.report(1000.0, 0, 1, 2)
+    assert run.waiting.check(1000.0) == {}
+    assert run.waiting.check(1000.0 + LONG_S) == {0: 1000.0, 1: 1000.0, 2: 1000.0}
+
+
+def test_first_update_during_which_a_machine_was_suspended_is_not_usual(make):
+    run = make()
     run.report(1000.0, 0, 1, 2)
     assert run.waiting.check(1000.0) == {}
     assert run.waiting.check(1000.0 + LONG_S) == {0: 1000.0, 1: 1000.0, 2: 1000.0}

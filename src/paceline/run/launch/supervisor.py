@@ -375,11 +375,12 @@ class Supervisor:
     def exit_code(self, run_dir: Path) -> int:
         """Return the exit code of the run, and mark its folder if the run is finished."""
         self._say_early_ends()
+        signals = self._signals.count  # one that comes later finds the run ended
         end, server = self._monitor.end, self._server
         is_complete = self._monitor.is_finished and server is not None and server.code <= 0
         if end is not None and is_complete and not self._workers[0].code:
             mark_finished(run_dir, end.version, self._disk)
-        if self._signals.count:
+        if signals:
             return 128 + self._signals.last
         assert self._server is not None
         code, why = outcome(self._settings, self._server, self._workers, self._monitor)

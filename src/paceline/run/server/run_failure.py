@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Why a run failed, and when to give one up."""
 
+from paceline.run.server.timers import ASLEEP_S
 from paceline.run.settings import Settings
 
 __all__ = ["RunFailure"]
 
 NON_FINITE_MAX = 100  # refused gradients in a row, for each worker, until the run fails
 SKIPPED_MAX = 100  # updates in a row that didn't step, until the run fails
-CHECKED_S = 5.0  # between two checks of patience; if it was more, the machine was suspended
 
 
 class RunFailure:
@@ -48,7 +48,7 @@ class RunFailure:
 
         `is_stuck`: whether it has too few of them now. `here`: how many it has.
         """
-        passed_s, self._checked_at = min(now - self._checked_at, CHECKED_S), now
+        passed_s, self._checked_at = min(now - self._checked_at, ASLEEP_S), now
         if not is_stuck:
             self._stuck_s = None
         else:

@@ -6,7 +6,10 @@ from math import inf
 
 from paceline.run.system import SYSTEM, System
 
-__all__ = ["RunClock", "Timers"]
+__all__ = ["ASLEEP_S", "RunClock", "Timers"]
+
+ASLEEP_S = 5.0
+"""A server looks at the clock more often than that, unless the machine was suspended."""
 
 
 class RunClock:

@@ -13,6 +13,7 @@ from statistics import median
 
 from paceline.core.decider import Decider
 from paceline.run.server.recorder import Recorder
+from paceline.run.server.timers import ASLEEP_S
 from paceline.trace.schema import Awaited
 
 __all__ = ["WaitingFor"]
@@ -30,6 +31,8 @@ class WaitingFor:
         self._decider = decider
         self._recorder = recorder
         self._last: tuple[int, float] | None = None  # a version, and when the next was begun
+        self._checked_at = 0.0
+        self._asleep_s = 0.0  # how long the machine was suspended since then
         self._took_s: deque[float] = deque(maxlen=RECENT)  # recent updates
         self._record_at: dict[int, float] = {}  # by worker: when to record that it is waited for
 
@@ -37,8 +40,10 @@ class WaitingFor:
         """Return the workers that the run waits for now, and when each was asked."""
         ledger = self._decider.ledger
         if ledger.paused or ledger.finished:
-            self._last = None
+            self._last, self._checked_at, self._asleep_s = None, now, 0.0
             return {}
+        passed_s, self._checked_at = now - self._checked_at, now
+        self._asleep_s += passed_s if passed_s > ASLEEP_S else 0.0
         self._measure()
         long_s = self._long_s()
         found = {}
@@ -58,7 +63,8 @@ class WaitingFor:
         ledger = self._decider.ledger
         if self._last is not None and ledger.version > self._last[0]:
             version, began = self._last
-            self._took_s.append((ledger.opened_at - began) / (ledger.version - version))
+            took_s, self._asleep_s = ledger.opened_at - began - self._asleep_s, 0.0
+            self._took_s.append(max(0.0, took_s) / (ledger.version - version))
         self._last = (ledger.version, ledger.opened_at)
 
     def _long_s(self) -> float:

@@ -68,11 +68,12 @@ class ServerConnection:
         give_up_at = self.system.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self.close()
+            is_last = self.system.monotonic() > give_up_at  # the machine may be suspended meanwhile
             try:
                 self.end, self._has_end = self._connect(give_up_at), True
                 return self._join()
             except PeerLost as error:  # also if it dies before it welcomes us
-                if self.system.monotonic() > give_up_at:
+                if is_last:
                     raise PeerLost(f"worker {self._worker} found no server: {error}") from None
 
     def _connect(self, give_up_at: float) -> WorkerEnd:
