@@ -37,6 +37,7 @@ def problems_with_fates(
         found = fates.get((one.worker, one.turn))
         if one.server and one.server not in killed and not _is_right(one, found, records):
             yield f"{one}, but the fate is {found}"
+    records.may_lack_turns |= bool(killed)
     yield from _without_fate(computed, fates, records)
 
 
@@ -49,6 +50,7 @@ class _Records:
         self.was_restored = any(isinstance(one, Restored) for one in records)
         self.has_ended = any(isinstance(one, Ended) for one in records)
         self.is_cut = not records or not isinstance(records[-1], Ended)
+        self.may_lack_turns = self.was_restored or self.is_cut  # of its last server
         self.left = Counter(one.worker for one in records if isinstance(one, Left))
         self.left_at_work = Counter(
             one.worker for one in records if isinstance(one, Left) and one.working_since is not None
@@ -99,7 +101,7 @@ def _without_fate(
         last[worker] = max(last[worker], turn)
     missing: dict[int, list[int]] = defaultdict(list)
     for worker, turn in computed:
-        is_at_end = (records.was_restored or records.is_cut) and turn > last[worker]
+        is_at_end = records.may_lack_turns and turn > last[worker]
         if (worker, turn) not in fates and not is_at_end:
             missing[worker].append(turn)
     for worker, turns in missing.items():

@@ -103,7 +103,7 @@ def _check_success(host: Host, settings: Settings) -> None:
 def _check_stopped(host: Host, settings: Settings) -> None:
     """A run that was stopped is saved."""
     path = host.run_dir / "trace.jsonl"
-    trace = _read(path) if path.exists() else None
+    trace = _read(path, may_be_torn=False) if path.exists() else None
     if trace is None or not _version_of(trace):
         return  # there is nothing to save
     if _end_of(trace) is None:
@@ -114,10 +114,10 @@ def _check_stopped(host: Host, settings: Settings) -> None:
         raise Violation(f"stopped at version {_version_of(trace)}, but {newest} was saved")
 
 
-def _read(path: Path) -> Trace:
-    """Return a trace; its last event may be torn if its server was killed and not replaced."""
+def _read(path: Path, may_be_torn: bool) -> Trace:
+    """Return a trace; `may_be_torn`: its last server was killed, perhaps while it wrote a line."""
     trace = read_trace(path, is_growing=True)
-    return read_trace(path) if _end_of(trace) else trace
+    return read_trace(path) if _end_of(trace) and not may_be_torn else trace
 
 
 def _version_of(trace: Trace) -> int:
@@ -161,7 +161,7 @@ def _check_files(host: Host, scenario: Scenario) -> None:
     has_header = path.exists() and b"\n" in path.read_bytes()
     if not has_header or host.code == SpecError.exit_code:
         return  # a run that lost power could not be resumed: the server was killed, the disk full
-    trace = _read(path)
+    trace = _read(path, Launch.last(host.world.story).lost_server)
     if trace.records:
         audit(trace)
     if not scenario.has("full disk"):

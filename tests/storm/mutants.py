@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant("a restored run forgets undone batches", LeaseBook, "restore", _forgets_undone, 1),
     Mutant("buffers are written while workers read", VersionBuffers, "begin_update", _false, 1),
     Mutant("gradients aren't weighted by samples", WeightedSum, "give", _first_weight_only, 1),
-    Mutant("workers skip loading a version", Replica, "load", _stale_load, 4),
+    Mutant("workers skip loading a version", Replica, "load", _stale_load, 3),
     Mutant("the result isn't written", Checkpointer, "export", _nothing, 1),
     Mutant("timers never fire", Server, "_fire_timers", _nothing, 64),
     Mutant("a checkpoint has the wrong version", Executor, "_saved", _next_version, 1),
