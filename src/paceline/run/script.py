@@ -262,24 +262,24 @@ class WorkerRun(Run):
     # These are plain attributes of `Run`. Scripts only read them, so properties can replace them.
 
     @property
-    def workers(self) -> int:  # type: ignore[override]
+    def workers(self) -> int:  # type: ignore[override] # scripts only read it
         """How many workers the run was started with."""
         if self._worker is None:  # a script may divide its data before it calls prepare
             return settings_of(self._identity.run_dir).spec.workers
         return self._worker.welcome.workers
 
     @property
-    def version(self) -> int:  # type: ignore[override]
+    def version(self) -> int:  # type: ignore[override] # scripts only read it
         """How many updates are in the parameters that this worker has."""
         return 0 if self._worker is None else self._worker.version
 
     @property
-    def finished(self) -> bool:  # type: ignore[override]
+    def finished(self) -> bool:  # type: ignore[override] # scripts only read it
         """Whether the run has made its last update."""
         return self._worker is not None and self._worker.is_over
 
     @property
-    def last(self) -> Last | None:  # type: ignore[override]
+    def last(self) -> Last | None:  # type: ignore[override] # scripts only read it
         """What became of the last gradient; None before the first."""
         return None if self._worker is None else self._worker.last
 

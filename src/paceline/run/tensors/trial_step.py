@@ -33,7 +33,7 @@ FAILURES = (
 
 
 def can_be_tried(optimizer: Optimizer) -> bool:
-    """Return whether this is one of torch's own optimizers, and not of a subclass."""
+    """Return whether this is one of torch's own optimizers, not a subclass of one."""
     kind = type(optimizer)
     return getattr(torch.optim, kind.__name__, None) is kind
 
