@@ -85,7 +85,7 @@ class HangReport:
                 yield child, f"the run has been waiting for {child.name} for {waited_s:.0f} s"
 
     def _why_silent(self, now: float) -> str:
-        """Return the first words of a line about a server that says nothing; "" if it isn't silent."""
+        """Return the first words of a line about a server that is silent; "" if it isn't."""
         monitor = self._monitor
         if not monitor.is_serving and now >= monitor.started_at + SLOW_START_S:
             return "waiting for the server to reach run.prepare()"
