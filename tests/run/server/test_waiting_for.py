@@ -128,6 +128,15 @@ def test_first_update_during_which_a_machine_was_suspended_is_not_usual(make):
     assert run.waiting.check(1000.0 + LONG_S) == {0: 1000.0, 1: 1000.0, 2: 1000.0}
 
 
+def test_suspension_right_after_an_update_counts_for_neither_this_one_nor_the_next(make):
+    run = make()
+    run.report(0.6, 0, 1, 2)  # then the machine is suspended
+    run.waiting.check(1000.0)
+    run.report(1000.1, 0, 1, 2)
+    assert run.waiting.check(1000.5) == {}
+    assert run.waiting.check(1000.1 + LONG_S) == {0: 1000.1, 1: 1000.1, 2: 1000.1}
+
+
 def test_worker_whose_old_turn_would_not_count_is_named_if_nobody_else_computes(make):
     """Another worker has stood in for worker 2, which hangs, and has left."""
     run = make()

@@ -63,8 +63,11 @@ class WaitingFor:
         ledger = self._decider.ledger
         if self._last is not None and ledger.version > self._last[0]:
             version, began = self._last
-            took_s, self._asleep_s = ledger.opened_at - began - self._asleep_s, 0.0
-            self._took_s.append(max(0.0, took_s) / (ledger.version - version))
+            took_s = ledger.opened_at - began
+            # A suspension that is longer than the update isn't over when the update is made.
+            asleep_s = min(took_s, self._asleep_s)
+            self._asleep_s -= asleep_s
+            self._took_s.append((took_s - asleep_s) / (ledger.version - version))
         self._last = (ledger.version, ledger.opened_at)
 
     def _long_s(self) -> float:
