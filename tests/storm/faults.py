@@ -236,7 +236,11 @@ class Faults:
                 is_named = any(named.search(line) for line in lines)
                 # A peer that isn't a worker of the run may stand in for it.
                 has_more = any("a liar is worker" in line for line in self._world.story)
-                is_needed = self._settings.policy == "sync" and process.is_alive and not has_more
+                # One that was stopped has left the run, which doesn't wait for it.
+                coming = [line for line in lines if re.search(rf"worker {worker} (left|is)", line)]
+                has_left = bool(coming) and "left: stopped" in coming[-1]
+                can_do_without = self._settings.policy != "sync" or has_more or has_left
+                is_needed = process.is_alive and not can_do_without
                 if is_needed and not self._was_terminated and not is_named:
                     raise Violation(f"worker {worker} hangs, but nobody says so")
                 self._terminate(Fault(0.0, "terminate"))
