@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable
 
+from paceline.run.launch.hangs import HUNG_SERVER_S
 from paceline.run.settings import Settings
 from storm.host import Host
 from storm.laws import Violation
@@ -126,13 +127,16 @@ class Faults:
     def _lock_server(self, fault: Fault) -> bool:
         """Let a server that serves wait for ever; the launcher must replace it.
 
-        It can't tell a server that hangs before it serves from one that loads a large data set.
+        It can't tell a server that hangs before it serves from one that loads a large data set, and
+        waits longer for one that saves the run.
         """
         del fault
         monitor, listening = self._host.monitor, self._host.kernel.listening
         if monitor is None or listening is None or not monitor.is_serving:
             return False
         listening.process.is_locked = listening.process.is_alive
+        if monitor.is_saving:
+            self._disturb(HUNG_SERVER_S)
         return True
 
     def _kill_launcher(self, fault: Fault) -> bool:
