@@ -100,6 +100,15 @@ def test_calm_run_reaches_its_goal():
     assert (outcome.violation, outcome.codes, outcome.version) == ("", [0], 4)
 
 
+def test_stop_does_not_prolong_the_grace_period():
+    scenario = calm(steps=4, policy="backup:1")
+    hang, stop = ScriptFault(worker=1, step=1, kind="hang"), Fault(55.0, "terminate")
+    outcome = run_storm(replace(scenario, script_faults=(hang,), faults=(stop,)))
+    assert outcome.violation == ""
+    assert any("stopping;" in line for line in outcome.story)
+    assert outcome.virtual_s < scenario.settings.grace_s + 1.0
+
+
 @pytest.mark.parametrize("policy", ["sync", "async"])
 def test_liars_do_no_harm(policy):
     for number, lie in enumerate(LIES):

@@ -160,7 +160,7 @@ class Supervisor:
         if self._signals.count:
             self._monitor.ask()  # is it alive?
         self._end_hung_server()
-        if self._monitor.over_since is not None and not self._signals.count:
+        if self._monitor.over_since is not None:
             self._end_late_workers(self._monitor.over_since)
 
     def _on_worker_exited(self, worker: Child) -> None:
@@ -369,7 +369,8 @@ class Supervisor:
             self._say(f"{worker.name} was still running {limit} and was killed")
             self._processes.kill_silently([worker])
             del limits[worker]
-        if line := self._end_grace.line(limits, over_since):
+        line = self._end_grace.line(limits, over_since)
+        if line and not self._signals.count:
             self._say(line)
 
     def exit_code(self, run_dir: Path) -> int:
