@@ -21,7 +21,7 @@ from paceline.run.launch.run_folder import finished_at
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.settings import Settings
 from paceline.trace.reader import read_trace
-from paceline.trace.schema import FINISHED, Ended, Gradient, Restored, Trace, Update
+from paceline.trace.schema import FINISHED, Ended, Gap, Gradient, Restored, Trace, Update
 from paceline.watch.audit import audit
 from paceline.watch.gaps import check_complete
 from storm.excuses import Launch, servers_without_records, why_it_may_fail
@@ -202,12 +202,15 @@ def _check_no_batch_is_forgotten(host: Host, trace: Trace) -> None:
     """Check that batches which were given back or lost with their worker were leased again.
 
     A new batch is leased only when none of these is left. A batch whose gradient was accepted isn't
-    leased again, even if the run ends before its update is made.
+    leased again, even if the run ends before its update is made; a trace with a gap doesn't know
+    all of these.
     """
     end, observed = _end_of(trace), host.kernel.observed
-    if end is None or observed.ended_at is None:
+    marks = [record for record in trace.records if isinstance(record, Gap | Restored)]
+    has_gap = bool(marks) and isinstance(marks[-1], Gap)
+    if end is None or observed.ended_at is None or has_gap:
         return
-    restored = [record for record in trace.records if isinstance(record, Restored)]
+    restored = [record for record in marks if isinstance(record, Restored)]
     before = restored[-1].data if restored else []
     for stream, (_, _, undone) in enumerate(end.data):
         forgotten = {number for of, number in observed.forgotten if of == stream}

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The result of a run is in files that torch alone can read, equal to what was trained."""
 
+import errno
+import gc
+from weakref import ref
+
 import pytest
 import torch
 import torch._dynamo  # an optimizer loads it, and it sets an environment variable
 from torch import nn
 
+from disk import small_disk
 from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.server.export_weights import write_weights
 from paceline.run.tensors.layout import gather
@@ -156,3 +161,25 @@ def test_model_that_cannot_be_written_leaves_the_older_file(tmp_path):
     assert names(tmp_path) == ["weights.pt"]
     assert (tmp_path / "weights.pt").read_text() == "old"
     assert model.weight.data_ptr() == before
+
+
+def test_full_disk_keeps_nothing_in_memory(tmp_path):
+    """Frames of the server refer to workers' slots, so none may be part of a cycle."""
+    model = nn.Linear(200, 200)
+    shard = shard_of(model)
+
+    def failed_write():
+        slot, failed_with = nn.Linear(1, 1), None
+        try:
+            write_weights(tmp_path / "disk", [model], shard)
+        except OSError as error:  # not `pytest.raises`, which keeps it
+            failed_with = error.errno
+        assert failed_with == errno.ENOSPC
+        return ref(slot)
+
+    gc.disable()
+    try:
+        with small_disk(tmp_path / "disk", "64k"):
+            assert failed_write()() is None
+    finally:
+        gc.enable()

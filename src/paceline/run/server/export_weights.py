@@ -60,5 +60,7 @@ def _write(path: Path, model: nn.Module, disk: Disk) -> None:
             torch.save(model.state_dict(), file)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):  # torch's writer replaces it
-            raise error.__context__ from None
+            # Neither raise it again nor name it: a cycle would keep all frames, and so the slots
+            # of workers, until the garbage is collected.
+            raise OSError(error.__context__.errno, error.__context__.strerror) from None
         raise
