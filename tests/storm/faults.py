@@ -240,9 +240,10 @@ class Faults:
                 is_named = any(named.search(line) for line in lines)
                 # A peer that isn't a worker of the run may stand in for it.
                 has_more = any("a liar is worker" in line for line in self._world.story)
-                # One that was stopped has left the run, which doesn't wait for it.
+                # One that was stopped, or whose connection was cut, has left the run, which says so
+                # and doesn't wait for it.
                 coming = [line for line in lines if re.search(rf"worker {worker} (left|is)", line)]
-                has_left = bool(coming) and "left: stopped" in coming[-1]
+                has_left = bool(coming) and " left: " in coming[-1]
                 can_do_without = self._settings.policy != "sync" or has_more or has_left
                 is_needed = process.is_alive and not can_do_without
                 if is_needed and not self._was_terminated and not is_named:
