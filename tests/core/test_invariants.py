@@ -111,7 +111,7 @@ def test_broken_invariant_is_reported_with_the_rule_and_the_events(what):
 
 def test_every_invariant_is_broken_by_a_test():
     decider = Cluster.of("backup:1").decider
-    checked = invariants(decider.policy, decider.ledger, lambda: False, decider.would_accept)
+    checked = invariants(decider.policy, decider.ledger, decider.would_accept)
     assert {what for what, _ in checked} == set(BROKEN)
 
 

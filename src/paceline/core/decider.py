@@ -49,6 +49,7 @@ from paceline.core.events import (
 from paceline.core.invariants import invariants
 from paceline.core.ledger import Ledger, Member, Origin, Tally, Work
 from paceline.core.policy import Policy
+from paceline.core.verdicts import can_update, judge
 from paceline.errors import InternalError, ProtocolError
 from paceline.leases import LeaseBook
 from paceline.spec import RunSpec
@@ -112,18 +113,7 @@ class Decider:
         member = self.ledger.members.get(worker)
         if member is None or member.work is None:
             return False
-        return self._judge(member.work) is Fate.ACCEPTED
-
-    def _destination(self, work: Work) -> int:
-        """Return the update that a gradient goes into if it arrives now."""
-        return max(work.update, self.ledger.version + 1)
-
-    def _judge(self, work: Work) -> Fate:
-        """Return the fate of a finite gradient if it arrived now, considering the run's end."""
-        ledger = self.ledger
-        if ledger.last is not None and self._destination(work) > ledger.last:
-            return Fate.LATE
-        return self.policy.judge(ledger, work)
+        return judge(self.policy, self.ledger, member.work) is Fate.ACCEPTED
 
     # --------------------------------------------------------------------- recording an event
 
@@ -173,18 +163,16 @@ class Decider:
             return [Drop(event.worker, event.version, Fate.DUPLICATE)]
         ledger, worker = self.ledger, event.worker
         self._release(worker, member, event, whole=True)
-        fate = self._judge(work)
+        fate = judge(self.policy, ledger, work)
         if fate is Fate.ACCEPTED:
-            update = self._destination(work)
+            update = ledger.destination(work)
             tally = ledger.tally(update)
             if event.finite:
-                tally.excused.discard(worker)
-                tally.done.add(worker)
                 scale = self.policy.scale(update - 1 - event.version)
                 given = Contribution(
                     worker, event.version, event.samples, scale, event.sq_norm, event.new_samples
                 )
-                tally.contributions.append(given)
+                tally.add(given)
                 return [Accept(worker, event.version, update, event.samples, scale)]
             if worker not in tally.done:  # under a rule that repeats it may have contributed
                 tally.excused.add(worker)
@@ -261,7 +249,7 @@ class Decider:
         if ledger.paused == (len(ledger.members) >= ledger.spec.min_workers):
             self._pause_or_resume(actions)
         before = ledger.version
-        while ledger.version != ledger.last and self._can_update():
+        while can_update(policy, ledger):
             actions.append(self._make_update())
         if ledger.version == ledger.last or (ledger.stopping and ledger.paused):
             self._finish(actions)
@@ -280,13 +268,6 @@ class Decider:
             work = policy.assign(ledger, worker)
             if work is not None and (ledger.last is None or work.update <= ledger.last):
                 actions.append(self._ask(worker, work))
-
-    def _can_update(self) -> bool:
-        """Return whether an update is due; in a pause, only one with all its contributions is."""
-        ledger, policy = self.ledger, self.policy
-        if ledger.paused:
-            return len(ledger.next_tally.contributions) >= policy.needed(ledger)
-        return policy.is_due(ledger)
 
     def _askable(self, actions: list[Action], before: int) -> Iterable[int]:
         """Return the idle workers whose `assign` may have changed; asking all is too slow."""
@@ -308,7 +289,7 @@ class Decider:
             ledger.begun, ledger.paused = True, False
             ledger.joined.clear()
             # Time spent in a pause doesn't count towards a deadline.
-            self._open()
+            ledger.restart_wait()
             actions.append(Resume())
         elif not ledger.paused and not enough:
             ledger.paused = True
@@ -320,10 +301,10 @@ class Decider:
             )
 
     def _make_update(self) -> ApplyUpdate:
-        ledger, policy = self.ledger, self.policy
-        update = ledger.version + 1
-        wanted = policy.needed(ledger)
-        contributions = tuple(ledger.tallies.pop(update).contributions)
+        ledger = self.ledger
+        wanted = self.policy.needed(ledger)
+        contributions = tuple(ledger.advance().contributions)
+        update = ledger.version
         samples = sum(c.samples for c in contributions)
         made = ApplyUpdate(
             update=update,
@@ -332,27 +313,19 @@ class Decider:
             scales=tuple([c.scale for c in contributions]),
             wanted=wanted,
         )
-        ledger.version = update
         ledger.samples += made.new_samples
-        ledger.tally(update + 1)
-        self._open()
         if ledger.has_enough_samples:
             self._stop()
         if self.learns_from_updates:
             ledger.applying[update] = made
         return made
 
-    def _open(self) -> None:
-        """Start the wait for the next update now; a running timer becomes outdated."""
-        self.ledger.opened_at = self.ledger.now
-        self.ledger.timer_runs = self.ledger.overdue = False
-
     def _cancel_useless(self, actions: list[Action]) -> None:
         """Cancel, once each, all work whose gradient would be dropped in any case."""
         for worker, member in self.ledger.members.items():
             if member.work is None or member.cancelled:
                 continue
-            if self._judge(member.work) is not Fate.ACCEPTED:
+            if judge(self.policy, self.ledger, member.work) is not Fate.ACCEPTED:
                 member.cancelled = True
                 actions.append(Cancel(worker, member.turn))
 
@@ -378,7 +351,7 @@ class Decider:
 
     def check(self) -> None:
         """Raise `InternalError`, with the latest events, if an invariant doesn't hold."""
-        checked = invariants(self.policy, self.ledger, self._can_update, self.would_accept)
+        checked = invariants(self.policy, self.ledger, self.would_accept)
         broken = [what for what, holds in checked if not holds]
         if broken:
             history = "\n  ".join(map(repr, self._history))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.core.ledger import Ledger
 from paceline.core.policy import Policy
+from paceline.core.verdicts import can_update
 
 __all__ = ["invariants"]
 
@@ -16,7 +17,6 @@ __all__ = ["invariants"]
 def invariants(
     policy: Policy,
     ledger: Ledger,
-    can_update: Callable[[], bool],
     would_accept: Callable[[int], bool],
 ) -> Iterator[tuple[str, bool]]:
     """Yield each invariant as a sentence, and whether it holds."""
@@ -55,6 +55,6 @@ def invariants(
     yield "only the newest updates are being applied", [*ledger.applying] == [*newest]
     is_last = ledger.last is None or ledger.version <= ledger.last
     yield "no update is made after the last", is_last
-    yield "every update that is due is made", ledger.finished or not can_update()
+    yield "every update that is due is made", ledger.finished or not can_update(policy, ledger)
     is_pending = any(tally.contributions for tally in tallies.values())
     yield "a finished run has no pending contributions", not (ledger.finished and is_pending)

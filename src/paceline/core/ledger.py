@@ -68,6 +68,12 @@ class Tally:
     excused: set[int] = field(default_factory=set)
     """Members whose gradient was not finite: they try again, but the update doesn't wait."""
 
+    def add(self, given: Contribution) -> None:
+        """Add the contribution of a member."""
+        self.excused.discard(given.worker)
+        self.done.add(given.worker)
+        self.contributions.append(given)
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -139,6 +145,23 @@ class Ledger:
         if tally is None:
             tally = self.tallies[update] = Tally()
         return tally
+
+    def destination(self, work: Work) -> int:
+        """Return the update that a gradient goes into if it is accepted now."""
+        return max(work.update, self.version + 1)
+
+    def advance(self) -> Tally:
+        """Make the next version; return the tally that it was made of."""
+        tally = self.tallies.pop(self.version + 1)
+        self.version += 1
+        self.tally(self.version + 1)
+        self.restart_wait()
+        return tally
+
+    def restart_wait(self) -> None:
+        """Start the wait for the next update now; a running timer becomes outdated."""
+        self.opened_at = self.now
+        self.timer_runs = self.overdue = False
 
     @property
     def next_tally(self) -> Tally:

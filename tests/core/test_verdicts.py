@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What would count after other gradients arrived: a forecast decides as the decider would."""
+
+from random import Random
+
+import pytest
+
+from fakes import POLICY_TABLE, Cluster, random_steps, state_of, view_of
+from paceline.core.events import Fate
+from paceline.core.policy import Policy
+from paceline.core.verdicts import Forecast, can_update, judge
+
+
+def forecast_of(cluster, *arrivals):
+    """Return a forecast in which the gradients of these workers have arrived."""
+    forecast = Forecast(cluster.decider.policy, cluster.decider.ledger)
+    for worker in arrivals:
+        forecast.suppose_arrival(worker)
+    return forecast
+
+
+class TakesFreshPairs(Policy):
+    """A user's rule: two gradients make an update, and each counts for one more update."""
+
+    def needed(self, ledger):
+        return 2
+
+    def judge(self, ledger, work):
+        is_old = ledger.version > work.version + 1
+        assert ledger.next_tally is not None  # a rule may look at it
+        return Fate.STALE if is_old else Fate.ACCEPTED
+
+
+@pytest.mark.parametrize("policy", [*POLICY_TABLE, TakesFreshPairs()], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_forecast_accepts_what_the_decider_accepts_after_the_same_arrivals(policy, seed):
+    cluster, rng = Cluster.of(policy), Random(seed)
+    for _ in random_steps(cluster, rng, 40):
+        ahead = cluster.working
+        rng.shuffle(ahead)
+        twin, forecast = cluster.fork(), forecast_of(cluster)
+        before = state_of(cluster.decider)
+        for i, worker in enumerate(ahead):
+            for other in ahead[i:]:
+                assert forecast.accepts(other) == twin.decider.would_accept(other)
+            forecast.suppose_arrival(worker)
+            twin.arrive(worker, after=0.0)
+        assert view_of(cluster.decider) == before
+
+
+def test_update_has_room_for_no_more_gradients_than_it_needs():
+    cluster = Cluster.of("backup:1")
+
+    assert forecast_of(cluster, 0).accepts(2)
+    assert not forecast_of(cluster, 0, 1).accepts(2)
+
+
+def test_arrived_gradients_take_up_room_too():
+    cluster = Cluster.of("backup:1")
+    cluster.arrive(0)
+
+    assert not forecast_of(cluster, 1).accepts(2)
+
+
+def test_bound_counts_every_update_ahead():
+    cluster = Cluster.of("async:bound=1")
+
+    assert forecast_of(cluster, 0).accepts(2)
+    assert not forecast_of(cluster, 0, 1).accepts(2)
+
+
+def test_workers_without_work_and_strangers_never_count():
+    cluster = Cluster.of("sync")
+    cluster.arrive(0)
+
+    forecast = forecast_of(cluster, 0, 99)
+
+    assert not forecast.accepts(0)
+    assert not forecast.accepts(99)
+    assert forecast.accepts(1)
+
+
+def test_nothing_counts_and_no_update_is_due_after_the_last_update():
+    cluster = Cluster.of("async", steps=1)
+
+    assert not forecast_of(cluster, 0).accepts(1)
+    work = cluster.decider.ledger.members[1].work
+    cluster.arrive(0)
+    policy, ledger = cluster.decider.policy, cluster.decider.ledger
+    assert judge(policy, ledger, work) is Fate.LATE
+    assert not can_update(policy, ledger)
+
+
+def test_paused_run_makes_only_updates_with_all_their_contributions():
+    cluster = Cluster.of("sync", min_workers=3)
+    cluster.leave(2)
+
+    forecast = forecast_of(cluster, 0, 1)  # the update would still wait for a third
+
+    assert cluster.paused
+    assert forecast.accepts(0)
