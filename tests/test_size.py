@@ -17,7 +17,7 @@ MODULE_LINES = 400
 FUNCTION_LINES = 50
 PARAMETERS = 6
 CONSTRUCTOR_PARAMETERS = 8
-CORE_CODE_LINES = 1000
+CORE_CODE_LINES = 1150  # about as many as h11 has
 
 every_file = pytest.mark.parametrize("name", FILES)
 

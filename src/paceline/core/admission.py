@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which worker may send its gradient, and when: only gradients that count travel.
+
+Theory of operation
+    A worker announces a gradient that it has computed and sends it when it is admitted. Gradients
+    are admitted in the order of their announcement. A few transfers at a time hold a *place*, so
+    the first ones get the whole link instead of all being slow together. A gradient is admitted
+    only if it would still count after all transfers that hold a place have arrived. So under a rule
+    with a barrier no more gradients are sent than the update still needs; under a rule without one,
+    all of them are sent, in turn.
+
+    A transfer that takes longer than twice the usual time gives up its place. It goes on, but
+    nothing waits for it any more: the next worker is admitted as if this transfer didn't exist. So
+    a link that is slow or stalled never blocks a rule that can do without its worker. The usual
+    time is the median of recent transfers. Before the first transfer has arrived no time is usual,
+    so no transfer holds a place and all that count are admitted at once: the first may be stalled,
+    and any guess could be too short for a large model and too long for a small one. This costs at
+    most one gradient of each worker, once.
+
+Rules for this module
+    As in the decider: no clock, no random numbers, no sockets. The shell says what happened, calls
+    `admit` after every event, and again at `next_at`.
+"""
+
+from collections import deque
+from math import inf
+from statistics import median
+
+from paceline.core.decider import Decider
+from paceline.core.verdicts import Forecast
+from paceline.errors import InternalError
+
+__all__ = ["AdmissionQueue"]
+
+RECENT = 32  # transfers that the usual time is learned from
+PATIENCE = 2.0  # times the usual time, then a transfer gives up its place
+
+
+class AdmissionQueue:
+    """Decides which of the workers that announced a gradient may send it."""
+
+    def __init__(self, decider: Decider, places: int) -> None:
+        """`places`: how many transfers at a time hold a place."""
+        if places < 1:
+            raise InternalError(f"places must be >= 1, got {places}")
+        self._decider = decider
+        self._places = places
+        self._waiting: dict[int, None] = {}  # announced, not admitted; an ordered set
+        self._placed: dict[int, None] = {}  # admitted and holding a place, oldest first
+        self._began: dict[int, float] = {}  # when each transfer in progress was admitted
+        self._took_s: deque[float] = deque(maxlen=RECENT)
+
+    def __contains__(self, worker: int) -> bool:
+        """Return whether this worker waits for admission or was admitted."""
+        return worker in self._waiting or worker in self._began
+
+    def is_admitted(self, worker: int) -> bool:
+        """Return whether this worker was admitted and its gradient hasn't arrived yet."""
+        return worker in self._began
+
+    @property
+    def placed(self) -> tuple[int, ...]:
+        """The workers whose transfers hold a place, in the order of their admission."""
+        return tuple(self._placed)
+
+    def announce(self, worker: int) -> None:
+        """Record that the worker has computed its gradient and waits to send it."""
+        self.withdraw(worker)
+        self._waiting[worker] = None
+
+    def arrived(self, worker: int, now: float) -> None:
+        """Record that the last byte of the worker's gradient has arrived."""
+        began = self._began.get(worker)
+        if began is not None:
+            self._took_s.append(now - began)
+        self.withdraw(worker)
+
+    def withdraw(self, worker: int) -> None:
+        """Forget the worker's gradient: it was cancelled, or the worker left."""
+        self._waiting.pop(worker, None)
+        self._placed.pop(worker, None)
+        self._began.pop(worker, None)
+
+    def admit(self, now: float) -> list[int]:
+        """Return the workers that may send from now on, in the order of their announcement."""
+        for worker in [w for w in self._placed if now >= self._gives_up_at(w)]:
+            del self._placed[worker]
+        admitted: list[int] = []
+        if not self._waiting or len(self._placed) >= self._places:
+            return admitted
+        forecast = self._forecast()
+        for worker in list(self._waiting):
+            if forecast.accepts(worker):
+                del self._waiting[worker]
+                self._began[worker] = now
+                admitted.append(worker)
+                if self._took_s:
+                    self._placed[worker] = None
+                    forecast.suppose_arrival(worker)
+            if len(self._placed) >= self._places:
+                break
+        return admitted
+
+    @property
+    def next_at(self) -> float:
+        """When to call `admit` again even if nothing happens until then; inf: never."""
+        if not self._waiting:
+            return inf
+        return min(map(self._gives_up_at, self._placed), default=inf)
+
+    def _gives_up_at(self, worker: int) -> float:
+        return self._began[worker] + PATIENCE * median(self._took_s)
+
+    def _forecast(self) -> Forecast:
+        """Return what would count after the arrival of all transfers that hold a place."""
+        forecast = Forecast(self._decider.policy, self._decider.ledger)
+        for worker in self._placed:
+            forecast.suppose_arrival(worker)
+        return forecast
