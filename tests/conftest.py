@@ -2,6 +2,7 @@
 """Rules for every test: it leaves no thread, changes no environment variable and never sleeps."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,9 @@ pytest_plugins = ["cli_fixtures", "data_fixtures", "run_fixtures"]
 # A busy machine must not fail a test.
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
+
+# Tests of a closed terminal need it, also if they were started with `nohup`.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 OUR_CODE = (
     str(Path(__file__).parent),

@@ -155,7 +155,7 @@ def serve(
 
 def shared_memory_listener(address: str, store: SharedMemoryStore) -> Listener:
     """Return a listener whose peers share the memory of the store."""
-    return Listener(listen(address), TOKEN, lambda channel: SharedMemoryPeer(channel, store))
+    return Listener([listen(address)], TOKEN, lambda channel: SharedMemoryPeer(channel, store))
 
 
 def checkpointer_for(settings: Settings, folder: Path) -> Checkpointer:

@@ -37,6 +37,7 @@ PLAIN_OPTIONS = frozenset(
         "restart",
         "checkpoint_every",
         "output",
+        "transport",
     }
 )
 
@@ -105,6 +106,7 @@ def _new_run_settings(options: RunOptions) -> Settings:
         spec=RunSpec(**spec),
         patience_s=parse_seconds(options.patience, "patience"),
         grace_s=parse_seconds(options.grace, "grace"),
+        transport=options.transport,
         restart=options.restart,
         checkpoint_every=options.checkpoint_every,
         output=options.output,

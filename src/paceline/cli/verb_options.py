@@ -176,6 +176,13 @@ class RunOptions:
             "only if it has used no processor time for this long, or is still in its last turn."
         ),
     ] = "60s"
+    transport: Annotated[
+        Literal["auto", "tcp"],
+        typer.Option(
+            help="How gradients and parameters travel: through shared memory where workers are on "
+            "the server's host and over TCP elsewhere, or always over TCP."
+        ),
+    ] = "auto"
     restart: Annotated[
         bool,
         typer.Option(

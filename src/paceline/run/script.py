@@ -38,7 +38,7 @@ from paceline.run.tensors.memory_limits import keep_freed_memory
 from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.worker.batch_sources import BatchSource, LeasedSource, OwnSource
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings
-from paceline.run.worker.connection import Dialer, ServerConnection, shared_memory_dialer
+from paceline.run.worker.connection import Dialer, ServerConnection, dialer
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.optimizer import pace
@@ -173,15 +173,15 @@ class WorkerRun(Run):
     def __init__(
         self,
         identity: Identity,
-        dialer: Callable[[Identity, StateSpec], Dialer] = shared_memory_dialer,
+        make_dialer: Callable[[Identity, StateSpec], Dialer] = dialer,
         system: System = SYSTEM,
     ) -> None:
-        """`dialer` returns how to connect to the server."""
+        """`make_dialer` returns how to connect to the server."""
         super().__init__()
         assert identity.worker is not None
         self.worker = identity.worker
         self._identity = identity
-        self._dialer = dialer
+        self._make_dialer = make_dialer
         self._system = system
         self._server: ServerConnection | None = None
         self._worker: Worker | None = None
@@ -190,7 +190,7 @@ class WorkerRun(Run):
         prepared.check()
         training_state = self._training_state = gather(prepared.models, prepared.optimizers)
         replica = self._replica = Replica(training_state, prepared.models)
-        dial = self._dialer(self._identity, training_state.spec)
+        dial = self._make_dialer(self._identity, training_state.spec)
         ahead = tuple([ahead_of(loader) for loader in prepared.loaders])
         server = self._server = ServerConnection(
             self.worker, training_state.spec, dial, ahead, self._system
@@ -360,7 +360,8 @@ class ServerRun(Run):
         state = gather(prepared.models, prepared.optimizers)
         orders = [order_of(loader) for loader in prepared.loaders]
         trained = TrainedObjects(state, prepared.models, prepared.schedulers, orders)
-        failure = serve_run(self._identity.run_dir, settings, trained, LocalHost(self._identity))
+        host = LocalHost(self._identity, settings.transport)
+        failure = serve_run(self._identity.run_dir, settings, trained, host)
         if failure:
             print(f"the run failed: {failure}", file=sys.stderr, flush=True)
         raise SystemExit(1 if failure else 0)

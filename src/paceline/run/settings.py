@@ -77,6 +77,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     grace_s: float = 60.0
     """Kill workers that still run this long after the last update; worker 0 only if it is idle."""
 
+    transport: Literal["auto", "tcp"] = "auto"
+    """How gradients and parameters move: shared memory where it is possible, or always TCP."""
+
     restart: bool = True
     """Whether processes that die are restarted."""
 

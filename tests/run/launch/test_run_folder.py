@@ -349,14 +349,14 @@ def test_unfinished_checkpoints_are_removed(tmp_path):
     folder.mkdir()
     (folder / "7.ckpt").touch()
     (folder / "8.ckpt.partial").touch()
-    write_run_files(tmp_path, Settings(spec=RunSpec(workers=1)))
+    write_run_files(tmp_path, Settings(spec=RunSpec(workers=1)), "unix:@name")
     assert [file.name for file in folder.iterdir()] == ["7.ckpt"]
 
 
 def test_token_is_secret_even_if_an_older_one_was_not(tmp_path):
     (tmp_path / "token").write_text("old")
     (tmp_path / "token").chmod(0o644)
-    write_run_files(tmp_path, Settings(spec=RunSpec(workers=1)))
+    write_run_files(tmp_path, Settings(spec=RunSpec(workers=1)), "unix:@name")
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "token").read_text() != "old"
 

@@ -285,7 +285,7 @@ class Served:
 
     def __init__(self):
         self.address = f"unix:@paceline-test-{secrets.token_hex(8)}"
-        self.listener = Listener(listen(self.address), TOKEN, lambda channel: channel)
+        self.listener = Listener([listen(self.address)], TOKEN, lambda channel: channel)
         connecting = Thread(target=self._connect)
         connecting.start()
         peers = []

@@ -42,7 +42,7 @@ def refusals():
 @pytest.fixture
 def listener(server_socket, refusals):
     """A listener whose peers are plain channels."""
-    listener = Listener(server_socket, TOKEN, lambda channel: channel, refusals.append)
+    listener = Listener([server_socket], TOKEN, lambda channel: channel, refusals.append)
     yield listener
     listener.shut_down()
 

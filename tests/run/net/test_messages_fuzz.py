@@ -106,7 +106,7 @@ def test_any_bytes_are_a_state_or_refused(data):
 def listener():
     """A listener whose peers are plain channels, and that forgets what it refused."""
     listening = listen(f"unix:@paceline-test-{secrets.token_hex(8)}")
-    listener = Listener(listening, TOKEN, lambda channel: channel, lambda _: None)
+    listener = Listener([listening], TOKEN, lambda channel: channel, lambda _: None)
     yield listener
     listener.shut_down()
 

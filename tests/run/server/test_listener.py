@@ -35,7 +35,7 @@ class Bench:
     def __init__(self):
         self.address = f"unix:@paceline-test-{secrets.token_hex(8)}"
         self.printed = []
-        self.listener = Listener(listen(self.address), TOKEN, Peer, self.printed.append)
+        self.listener = Listener([listen(self.address)], TOKEN, Peer, self.printed.append)
         self.clients = []
 
     def connect(self):

@@ -19,12 +19,17 @@ from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.output import Output, OutputStream
 from paceline.run.launch.processes import Processes
-from paceline.run.launch.run_folder import discard_pending_spec, lock, write_run_files
+from paceline.run.launch.run_folder import (
+    discard_pending_spec,
+    lock,
+    new_address,
+    write_run_files,
+)
 from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.supervisor import GRACE_S, TICK_S, Supervisor
 from paceline.run.launch.watch_channel import dialer
-from paceline.run.net.address import bind
+from paceline.run.net.address import bind, of_socket
 from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM
 
@@ -59,9 +64,11 @@ class Launcher:
             if self._owns_forkserver:
                 stack.callback(self._forkserver.close)
             stack.callback(self._output.close)
-            server = write_run_files(self._run_dir, self._settings)
             # Hold the address for the whole run: while the server restarts, nobody can take it.
-            listening = stack.enter_context(bind(server.address))
+            wanted = new_address(self._settings)
+            listening = stack.enter_context(bind(wanted))
+            address = of_socket(listening, wanted)
+            server = write_run_files(self._run_dir, self._settings, address)
             processes = self._processes = Processes(
                 self._forkserver, self._output, self._settings, listening
             )

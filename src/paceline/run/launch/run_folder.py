@@ -29,6 +29,7 @@ __all__ = [
     "is_resumed",
     "lock",
     "mark_finished",
+    "new_address",
     "new_run_dir",
     "script_folders",
     "settings_of",
@@ -97,10 +98,16 @@ def is_locked(run_dir: Path) -> bool:
     return False
 
 
-def write_run_files(run_dir: Path, settings: Settings, disk: Disk = DISK) -> Identity:
+def new_address(settings: Settings) -> str:
+    """Return an address for the server of a run on this machine; for TCP, with any free port."""
+    if settings.transport == "tcp":
+        return "tcp:127.0.0.1:0"
+    return f"unix:@paceline-{secrets.token_hex(16)}"
+
+
+def write_run_files(run_dir: Path, settings: Settings, address: str, disk: Disk = DISK) -> Identity:
     """Write what the processes of a run need; return the identity of the server."""
     settings.write(run_dir / (NEXT_SPEC if (run_dir / SPEC).exists() else SPEC), disk)
-    address = f"unix:@paceline-{secrets.token_hex(16)}"
     token_file = run_dir / "token"
     try:
         disk.unlink(token_file)  # others may have permission to read an older one

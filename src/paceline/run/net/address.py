@@ -5,14 +5,38 @@ An address is "unix:/path", "unix:@name" (an abstract socket, which has no file 
 its process) or "tcp:host:port".
 """
 
+import hmac
 import socket
 from contextlib import suppress
 
 from paceline.errors import PeerLost, SpecError
 
-__all__ = ["accept", "bind", "dial", "listen", "listen_on"]
+__all__ = ["accept", "bind", "dial", "is_tcp", "listen", "listen_on", "local_twin", "of_socket"]
 
 BACKLOG = 1024
+KEEP_ALIVE_S = 5  # between questions whether an idle host is still there
+VANISHED_S = 30  # without an answer, a host counts as gone
+
+
+def is_tcp(address: str) -> bool:
+    """Return whether other hosts may reach the address."""
+    return address.startswith("tcp:")
+
+
+def local_twin(address: str, token: str) -> str:
+    """Return the address at which a server with a TCP address is reached from its own host.
+
+    Only processes that know the token can work it out. They share memory with the server.
+    """
+    name = hmac.digest(token.encode(), b"twin of " + address.encode(), "sha256").hex()
+    return f"unix:@paceline-{name[:32]}"
+
+
+def of_socket(sock: socket.socket, address: str) -> str:
+    """Return the address of a bound socket; the given one if it isn't TCP with port 0."""
+    if not is_tcp(address) or not address.endswith(":0"):
+        return address
+    return f"{address.removesuffix(':0')}:{sock.getsockname()[1]}"
 
 
 def bind(address: str) -> socket.socket:
@@ -75,9 +99,14 @@ def dial(address: str, timeout_s: float | None = None) -> socket.socket:
 
 
 def _set_options(sock: socket.socket) -> None:
+    """Have the OS find out within half a minute that a host has vanished."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, VANISHED_S // KEEP_ALIVE_S - 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_S * 1000)
 
 
 def _parse(address: str) -> tuple[socket.AddressFamily, str | bytes | tuple[str, int]]:

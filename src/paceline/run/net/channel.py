@@ -25,7 +25,15 @@ from typing import Generic, NamedTuple, TypeVar
 from paceline.errors import InternalError, PeerLost, ProtocolError
 from paceline.run.net.messages import encode
 
-__all__ = ["MEMBER_LIMIT", "OUTBOX_BYTES", "STRANGER_LIMIT", "Channel", "FrameBuffer", "frame"]
+__all__ = [
+    "MEMBER_LIMIT",
+    "OUTBOX_BYTES",
+    "STRANGER_LIMIT",
+    "Channel",
+    "FrameBuffer",
+    "frame",
+    "wait_ready",
+]
 
 STRANGER_LIMIT = 256  # bytes of a message, until the peer has proved that it knows the token
 MEMBER_LIMIT = 16 * 2**20
@@ -98,6 +106,8 @@ class Channel(Generic[T]):
         self._decode = decode
         self.is_local = sock.family == socket.AF_UNIX
         """Whether the peer is on this host and descriptors can be sent to it."""
+        self.session = b""
+        """Identifies this connection on both sides; empty before the handshake is complete."""
         self._frames = FrameBuffer.with_limit(limit)
         self._fds: deque[int] = deque()
         self._fds_max = 0  # an unauthenticated peer may send none
@@ -121,9 +131,10 @@ class Channel(Generic[T]):
             return _CREDENTIALS.unpack(credentials)[0] or None
         return None
 
-    def trust(self, decode: Callable[[bytes], T]) -> None:
+    def trust(self, decode: Callable[[bytes], T], session: bytes = b"") -> None:
         """Accept longer frames, descriptors, and the messages that `decode` knows from now on."""
         self._decode = decode
+        self.session = session
         self._frames.limit = MEMBER_LIMIT
         self._fds_max = _FDS_MAX
 
@@ -198,18 +209,19 @@ class Channel(Generic[T]):
         """Return whether there is something to receive within this time."""
         if self._frames and self._frames.has_frame():
             return True
-        # Only select() resolves less than a millisecond, but it can't take large descriptors.
-        if self.fileno() < 1024:
-            return bool(select.select([self._sock], [], [], timeout_s)[0])
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
+        return bool(wait_ready([self.fileno()], [], timeout_s))
 
     def take_fd(self) -> int:
         """Return the next descriptor that arrived; the caller closes it."""
         if not self._fds:
             raise ProtocolError("expected shared memory with a message, got none")
         return self._fds.popleft()
+
+    def detach(self) -> socket.socket:
+        """Return the socket, which carries no messages from now on; the caller closes it."""
+        if self._frames or self._outbox:
+            raise ProtocolError("got or left bytes behind the last message of a connection")
+        return self._sock
 
     def close(self) -> None:
         """Close the connection, and all descriptors that were not taken or not sent."""
@@ -248,6 +260,18 @@ class Channel(Generic[T]):
                 self._fds.extend(fd for (fd,) in _FD.iter_unpack(data[: count * _FD.size]))
         if len(self._fds) > self._fds_max:
             raise ProtocolError("got more shared memory than any message needs")
+
+
+def wait_ready(reads: list[int], writes: list[int], timeout_s: float | None) -> set[int]:
+    """Wait until a descriptor can be read or written, or for this long; return those that can."""
+    # Only select() resolves less than a millisecond, but it can't take large descriptors.
+    if max(*reads, *writes, 0) < 1024:
+        ready = select.select(reads, writes, [], timeout_s)
+        return {*ready[0], *ready[1]}
+    poll = select.poll()
+    for fd in {*reads, *writes}:
+        poll.register(fd, select.POLLIN * (fd in reads) | select.POLLOUT * (fd in writes))
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
 
 
 def _duplicates(fds: tuple[int, ...]) -> list[int]:

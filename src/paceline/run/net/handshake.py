@@ -4,10 +4,14 @@
 The client sends a nonce; the server answers with its own nonce and a proof (HMAC-SHA256 over its
 role and both nonces); the client checks it and sends its proof. The role is part of the proof, so
 neither side can be made to produce the other's by reflecting messages.
+
+The server's nonce names the session. A data connection has a handshake of its own, and its proof
+includes the session of the control connection that it belongs to, so it can't be moved to another.
 """
 
 import hmac
 import secrets
+import socket
 
 from paceline.errors import ProtocolError
 from paceline.run.net.address import dial
@@ -15,6 +19,7 @@ from paceline.run.net.channel import STRANGER_LIMIT, Channel
 from paceline.run.net.messages import (
     PROTOCOL,
     Challenge,
+    DataAttached,
     FromServer,
     Hello,
     Proof,
@@ -22,7 +27,7 @@ from paceline.run.net.messages import (
     decode_server,
 )
 
-__all__ = ["Authenticator", "Challenger", "connect", "new_token"]
+__all__ = ["Authenticator", "Challenger", "connect", "connect_data", "new_token"]
 
 
 def new_token() -> str:
@@ -34,6 +39,11 @@ def _proof(token: str, role: bytes, client_nonce: bytes, server_nonce: bytes) ->
     return hmac.digest(token.encode(), role + client_nonce + server_nonce, "sha256")
 
 
+def _client_role(session: bytes) -> bytes:
+    """Return the role of a client: a control connection, or a data connection of a session."""
+    return b"data" + session if session else b"worker"
+
+
 class Challenger:
     """The server's half of the handshake with one client."""
 
@@ -41,6 +51,11 @@ class Challenger:
         self._token = token
         self._nonce = secrets.token_bytes(32)
         self._client_nonce: bytes | None = None
+
+    @property
+    def session(self) -> bytes:
+        """The session that a control connection opens."""
+        return self._nonce
 
     def answer(self, hello: Hello) -> Challenge:
         """Return the server's proof and nonce; raises ProtocolError."""
@@ -58,7 +73,8 @@ class Challenger:
         """Raise ProtocolError unless the client knows the token."""
         if self._client_nonce is None:
             raise ProtocolError("Proof was sent before Hello")
-        expected = _proof(self._token, b"worker", self._client_nonce, self._nonce)
+        role = _client_role(proof.session)
+        expected = _proof(self._token, role, self._client_nonce, self._nonce)
         if not hmac.compare_digest(expected, proof.proof):
             raise ProtocolError("the token is wrong")
 
@@ -66,11 +82,17 @@ class Challenger:
 class Authenticator:
     """The client's half of the handshake."""
 
-    def __init__(self, address: str, token: str) -> None:
-        """`address`: of the server, for error messages."""
+    def __init__(self, address: str, token: str, data_of: bytes = b"") -> None:
+        """`address`: of the server, for error messages.
+
+        `data_of`: the session that this is a data connection of; empty: a control connection.
+        """
         self._address = address
         self._token = token
+        self._data_of = data_of
         self._nonce = secrets.token_bytes(32)
+        self.session = b""
+        """The session that this connection opens; known once the server was proved."""
 
     def hello(self) -> Hello:
         """Return the first message."""
@@ -87,7 +109,9 @@ class Authenticator:
         expected = _proof(self._token, b"server", self._nonce, challenge.nonce)
         if not hmac.compare_digest(expected, challenge.proof):
             raise ProtocolError(f"the server at {self._address} has a different token")
-        return Proof(_proof(self._token, b"worker", self._nonce, challenge.nonce))
+        self.session = challenge.nonce
+        role = _client_role(self._data_of)
+        return Proof(_proof(self._token, role, self._nonce, challenge.nonce), self._data_of)
 
 
 def connect(address: str, token: str, timeout_s: float | None = None) -> Channel[FromServer]:
@@ -96,13 +120,38 @@ def connect(address: str, token: str, timeout_s: float | None = None) -> Channel
     Raises ProtocolError if the server refuses us or doesn't know the token. The timeout applies to
     the handshake and to all later messages: a server that doesn't answer in time counts as lost.
     """
+    return _connect(address, Authenticator(address, token), timeout_s)
+
+
+def connect_data(
+    address: str, token: str, session: bytes, timeout_s: float | None = None
+) -> socket.socket:
+    """Open the data connection of a session; raises PeerLost or ProtocolError as `connect` does."""
+    channel = _connect(address, Authenticator(address, token, session), timeout_s)
+    try:
+        _check_attached(address, channel.receive())
+        return channel.detach()
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _check_attached(address: str, answer: FromServer) -> None:
+    if isinstance(answer, Refused):
+        raise ProtocolError(f"the server at {address} refused the data connection: {answer.reason}")
+    if not isinstance(answer, DataAttached):
+        raise ProtocolError(f"expected {address} to attach the connection, got {answer!r}")
+
+
+def _connect(
+    address: str, authenticator: Authenticator, timeout_s: float | None
+) -> Channel[FromServer]:
     channel = Channel(dial(address, timeout_s), decode_server, STRANGER_LIMIT)
     try:
-        authenticator = Authenticator(address, token)
         channel.send(authenticator.hello())
         channel.send(authenticator.prove(channel.receive()))
     except BaseException:
         channel.close()
         raise
-    channel.trust(decode_server)
+    channel.trust(decode_server, authenticator.session)
     return channel

@@ -24,6 +24,7 @@ from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.run.net.channel import OUTBOX_BYTES
 from paceline.run.net.messages import (
     Assignment,
+    CancelTurn,
     FromServer,
     FromWorker,
     GradientReport,
@@ -36,7 +37,7 @@ from paceline.run.net.messages import (
     decode_worker,
     encode,
 )
-from paceline.run.net.transport import OpenedSlot
+from paceline.run.net.transport import Moved, OpenedSlot
 from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.layout import Layout, Views, dtype_of, lay_out_constants, tensors
 from paceline.run.tensors.state_spec import StateSpec
@@ -209,6 +210,14 @@ class InProcessPeer:
 
     def _put(self, message: object, attachment: Any = None) -> None:
         self._outbox.put(message, attachment, OUTBOX_BYTES)
+
+    def cancel(self, turn: int) -> None:
+        """Tell the worker that this turn won't count."""
+        self._put(CancelTurn(turn))
+
+    def take_moved(self) -> Moved:
+        """Return nothing: memory is shared."""
+        return Moved()
 
     def open_slot(self, welcome: Welcome) -> Views:
         """Welcome the worker and give it a slot."""

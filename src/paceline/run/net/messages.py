@@ -26,8 +26,8 @@ Theory of operation
                                     <-    RunProgress(request)         now, or when there is news
     WorkerUnavailable(worker)       ->                                 it won't be restarted
 
-    SlotShared and BufferShared belong to the shared-memory transport, which sends them just before
-    the message that needs the memory, and handles them itself.
+    The module `connection_messages` has the messages of the handshake, and those that a transport
+    sends for its own use and handles itself.
 
 Every message is a frozen value whose fields are validated when it is decoded. Bytes that aren't
 exactly one message of the expected sender raise `ProtocolError`, and nothing else. No sockets, no
@@ -43,6 +43,19 @@ import msgspec
 from paceline.core.events import Fate
 from paceline.errors import ProtocolError
 from paceline.leases import Use
+from paceline.run.net.connection_messages import (
+    BufferShared,
+    Challenge,
+    DataAttached,
+    Hello,
+    Message,
+    Proof,
+    Refused,
+    SendPayload,
+    Session,
+    SlotShared,
+    StopPayload,
+)
 from paceline.run.tensors.state_spec import (
     LARGEST,
     Count,
@@ -62,6 +75,7 @@ __all__ = [
     "BufferShared",
     "CancelTurn",
     "Challenge",
+    "DataAttached",
     "FateNotice",
     "FromServer",
     "FromStranger",
@@ -78,10 +92,12 @@ __all__ = [
     "RunEnded",
     "RunProgress",
     "ScriptEnded",
+    "SendPayload",
     "SlotShared",
     "StateReply",
     "StateRequest",
     "StateUpload",
+    "StopPayload",
     "StopRun",
     "Watch",
     "Welcome",
@@ -92,51 +108,26 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
-Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
 EncodedPosition = Annotated[bytes, msgspec.Meta(max_length=POSITION_BYTES)]
 
 
-class _Message(MessagePart, frozen=True, tag=0):
-    """A whole message; its tag is its number."""
-
-
-class Hello(_Message, tag=1, frozen=True):
-    """Begin the handshake."""
-
-    protocol: Count
-    nonce: Nonce
-
-
-class Challenge(_Message, tag=2, frozen=True):
-    """Prove that the server knows the token, and ask the client for its proof."""
-
-    nonce: Nonce
-    proof: Nonce
-
-
-class Proof(_Message, tag=3, frozen=True):
-    """Prove that the client knows the token."""
-
-    proof: Nonce
-
-
-class Join(_Message, tag=4, frozen=True):
+class Join(Message, tag=4, frozen=True):
     """Ask to take part in the run as this worker."""
 
     worker: WorkerNumber
     release: Name  # of Paceline
     spec: StateSpec
     ahead: tuple[Count, ...] = ()  # batches of each stream that it wants to hold
-    session: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    session: Session = b""
     """Identifies the process, which may connect again before its old connection is closed."""
 
 
-class Welcome(_Message, tag=5, frozen=True):
+class Welcome(Message, tag=5, frozen=True):
     """Accept the worker into the run."""
 
     workers: Count
@@ -149,12 +140,6 @@ class Welcome(_Message, tag=5, frozen=True):
     shares: Count = 1  # into which an epoch is divided; late workers' gradients don't count
 
 
-class Refused(_Message, tag=6, frozen=True):
-    """Refuse the connection or the worker, with the reason."""
-
-    reason: str
-
-
 class FateNotice(MessagePart, frozen=True):
     """The fate of the worker's last gradient."""
 
@@ -164,7 +149,7 @@ class FateNotice(MessagePart, frozen=True):
     contributors: Count  # in the update that it went into; 0: none, or the update isn't made yet
 
 
-class Assignment(_Message, tag=7, frozen=True):
+class Assignment(Message, tag=7, frozen=True):
     """Compute a gradient at this version of the parameters, which is in this buffer."""
 
     turn: Count
@@ -182,13 +167,13 @@ class Assignment(_Message, tag=7, frozen=True):
     forget_leases: bool = False  # it no longer holds any of those that it got before
 
 
-class CancelTurn(_Message, tag=8, frozen=True):
+class CancelTurn(Message, tag=8, frozen=True):
     """Stop computing this turn's gradient: it won't count."""
 
     turn: Count
 
 
-class RunEnded(_Message, tag=9, frozen=True):
+class RunEnded(Message, tag=9, frozen=True):
     """The run has ended; its last version is in this buffer."""
 
     version: Count
@@ -200,7 +185,7 @@ class RunEnded(_Message, tag=9, frozen=True):
     stream_samples: tuple[Count, ...] = ()  # of each stream that are done
 
 
-class GradientReport(_Message, tag=10, frozen=True):
+class GradientReport(Message, tag=10, frozen=True):
     """Announce this turn's gradient. It is in the slot, unless the turn was cancelled."""
 
     turn: Count
@@ -220,7 +205,7 @@ class GradientReport(_Message, tag=10, frozen=True):
     cpu_s: Amount = 0  # processor time of the worker's process since its last report
 
 
-class AbandonReport(_Message, tag=11, frozen=True):
+class AbandonReport(Message, tag=11, frozen=True):
     """Report that this turn's gradient was abandoned before it was complete."""
 
     turn: Count
@@ -233,28 +218,30 @@ class AbandonReport(_Message, tag=11, frozen=True):
     cpu_s: Amount = 0  # processor time of the worker's process since its last report
 
 
-class StateRequest(_Message, tag=12, frozen=True):
+class StateRequest(Message, tag=12, frozen=True):
     """Ask for the state of an optimizer, or for the moving average of the weights."""
 
     what: Literal["optimizer", "average"]
     optimizer: Count = 0
 
 
-class StateUpload(_Message, tag=13, frozen=True):
+class StateUpload(Message, tag=13, frozen=True):
     """Load this state into an optimizer; an empty StateReply confirms it."""
 
     optimizer: Count
     tree: bytes
     has_begun: bool = True  # False: this worker hasn't stepped yet, so it may be late
+    data_bytes: Count = 0  # size of its payload; 0: it has none, because memory is shared
 
 
-class StateReply(_Message, tag=14, frozen=True):
+class StateReply(Message, tag=14, frozen=True):
     """Answer a StateRequest, a StateUpload or a StopRun."""
 
     tree_bytes: Count  # size of the state that comes with it; 0: only a StateRequest gets one
+    data_bytes: Count = 0  # size of its tensors in the payload; 0: memory is shared
 
 
-class WorkerUnavailable(_Message, tag=15, frozen=True):
+class WorkerUnavailable(Message, tag=15, frozen=True):
     """Tell the server that the launcher won't start this worker again."""
 
     worker: WorkerNumber
@@ -262,37 +249,27 @@ class WorkerUnavailable(_Message, tag=15, frozen=True):
     has_completed: bool = False  # its script ended with exit code 0
 
 
-class PositionRequest(_Message, tag=16, frozen=True):
+class PositionRequest(Message, tag=16, frozen=True):
     """Ask for the worker's position at the beginning of its current turn, for a checkpoint."""
 
     checkpoint: Count  # numbered from the start of this server
 
 
-class PositionReport(_Message, tag=17, frozen=True):
+class PositionReport(Message, tag=17, frozen=True):
     """Report the worker's position in its data and random numbers when its turn began."""
 
     checkpoint: Count  # the one it was asked for
     position: EncodedPosition
 
 
-class SlotShared(_Message, tag=18, frozen=True):
-    """Hand over the memory of the worker's slot and of the constants."""
-
-
-class BufferShared(_Message, tag=19, frozen=True):
-    """Hand over the memory of a parameter buffer."""
-
-    buffer: Count
-
-
-class Watch(_Message, tag=20, frozen=True):
+class Watch(Message, tag=20, frozen=True):
     """Ask for one report on the progress of the run."""
 
     request: Count  # a number for the reply
     waits: bool  # until there is news; otherwise the reply comes immediately
 
 
-class RunProgress(_Message, tag=21, frozen=True):
+class RunProgress(Message, tag=21, frozen=True):
     """Report the progress of the run to the launcher; the end is reported without a request."""
 
     request: Count  # the one that this answers; 0: none
@@ -312,31 +289,31 @@ class RunProgress(_Message, tag=21, frozen=True):
     """For which workers the run has been waiting for unusually long, and for how long."""
 
 
-class StopRun(_Message, tag=22, frozen=True):
+class StopRun(Message, tag=22, frozen=True):
     """End the run for all workers, because the script called `run.stop()`.
 
     An empty StateReply follows the RunEnded.
     """
 
 
-class ScriptEnded(_Message, tag=23, frozen=True):
+class ScriptEnded(Message, tag=23, frozen=True):
     """Leave the run, because the script ended with exit code 0; worker 0 ends the run with it."""
 
 
-class LeaseRequest(_Message, tag=24, frozen=True):
+class LeaseRequest(Message, tag=24, frozen=True):
     """Ask for one more batch of a stream, because the worker holds none."""
 
     stream: Count
 
 
-class LeaseReply(_Message, tag=25, frozen=True):
+class LeaseReply(Message, tag=25, frozen=True):
     """Lease a batch to the worker."""
 
     lease: Use
     stream_samples: tuple[Count, ...]
 
 
-class BatchesReturned(_Message, tag=26, frozen=True):
+class BatchesReturned(Message, tag=26, frozen=True):
     """End the leases of batches that no accepted gradient was computed on."""
 
     use: Use
@@ -371,6 +348,9 @@ FromServer = (
     | BufferShared
     | RunProgress
     | LeaseReply
+    | SendPayload
+    | StopPayload
+    | DataAttached
 )
 
 

@@ -18,6 +18,7 @@ from paceline.run.net.channel import Channel
 from paceline.run.net.messages import (
     Assignment,
     BufferShared,
+    CancelTurn,
     FromServer,
     FromWorker,
     GradientReport,
@@ -27,7 +28,7 @@ from paceline.run.net.messages import (
     StateUpload,
     Welcome,
 )
-from paceline.run.net.transport import OpenedSlot
+from paceline.run.net.transport import Moved, OpenedSlot
 from paceline.run.tensors.layout import Layout, Views, lay_out_constants, tensors
 from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_packing import pack, unpack
@@ -35,6 +36,8 @@ from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.tensors.version_buffers import ParameterBuffer
 
 __all__ = ["SharedMemoryPeer", "SharedMemoryStore", "SharedMemoryWorker"]
+
+NOTHING_MOVED = Moved()
 
 
 class SharedMemoryStore:
@@ -90,6 +93,14 @@ class SharedMemoryPeer:
     def send(self, message: object) -> None:
         """Send a control message."""
         self._channel.send(message)
+
+    def cancel(self, turn: int) -> None:
+        """Tell the worker that this turn won't count."""
+        self._channel.send(CancelTurn(turn))
+
+    def take_moved(self) -> Moved:
+        """Return nothing: memory is shared."""
+        return NOTHING_MOVED
 
     def open_slot(self, welcome: Welcome) -> Views:
         """Welcome the worker and give it a slot; raises SpecError if there is no memory for it."""

@@ -10,14 +10,18 @@ Theory of operation
     open_slot() -> its views      <-
                                         peer.publish(assignment, buffer)
     fetch(assignment) -> views    <-                             the version to compute with
-    announce(report)              ->    peer.delivered(report) -> the gradient, complete
+    announce(report)              ->    Announcement from receive_nowait()
+    sends the gradient            <-    announcement.admit(), or withdraw()
+                                  ->    the report from receive_nowait()
+                                        peer.delivered(report) -> the gradient, complete
     close(), or death             ->    PeerLost from receive_nowait()
 
     A gradient is *announced* by its report and *delivered* when all of it can be read on the
-    server. Where memory is shared the two coincide. A view that `delivered` returned stays valid
-    until the worker gets its next assignment; a version that was published stays unchanged until
-    the worker has reported on it, and the parameters that the next assignment doesn't load stay
-    unchanged for longer.
+    server. Where memory is shared the two coincide: the server receives the report without an
+    announcement. Elsewhere the worker sends nothing before the server admits it, and stops when
+    the server withdraws it. A view that `delivered` returned stays valid until the worker gets its
+    next assignment; a version that was published stays unchanged until the worker has reported on
+    it, and the parameters that the next assignment doesn't load stay unchanged for longer.
 
 Both ends also carry the control messages, because an assignment must never overtake the memory it
 refers to. No file descriptor, address or socket appears in this interface. One contract suite,
@@ -27,7 +31,8 @@ The server's calls never block: what can't be sent immediately waits in a bounde
 that stops reading counts as lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -47,7 +52,9 @@ from paceline.run.tensors.layout import Views
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
 
 __all__ = [
+    "Announcement",
     "Connections",
+    "Moved",
     "OpenedSlot",
     "PeerEnd",
     "ServerConnections",
@@ -61,6 +68,26 @@ class OpenedSlot(NamedTuple):
 
     slot: Views  # for its gradients
     constants: list[Tensor]  # parameters that no optimizer steps; read only
+
+
+class Moved(NamedTuple):
+    """How many bytes of payloads a connection has moved; none where memory is shared."""
+
+    to_worker: int = 0
+    to_server: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Announcement:
+    """A gradient that a worker has computed and not sent."""
+
+    report: GradientReport
+
+    admit: Callable[[], None]
+    """Let the worker send it. Its report is received when all of it has arrived."""
+
+    withdraw: Callable[[], None]
+    """Have nothing more of it sent. Its report won't be received."""
 
 
 class TensorStore(BufferStore, Protocol):
@@ -77,11 +104,17 @@ class PeerEnd(Protocol):
     def pid(self) -> int | None:
         """The worker's process, if it is on this host."""
 
-    def receive_nowait(self) -> Iterator[FromWorker]:
+    def receive_nowait(self) -> Iterator[FromWorker | Announcement]:
         """Yield the messages that have arrived; raises ProtocolError if one is malformed."""
 
     def send(self, message: object) -> None:
         """Send a control message."""
+
+    def cancel(self, turn: int) -> None:
+        """Tell the worker that this turn won't count, and have nothing more of it sent."""
+
+    def take_moved(self) -> Moved:
+        """Return how many bytes were moved since the last call."""
 
     def open_slot(self, welcome: Welcome) -> Views:
         """Welcome the worker and give it a slot; raises SpecError if there is no memory for it."""
@@ -121,8 +154,11 @@ class WorkerEnd(Protocol):
     def open_slot(self) -> OpenedSlot:
         """Return the memory that came with the welcome."""
 
-    def fetch(self, message: Assignment | RunEnded) -> Views:
-        """Return the version that the message names; the same buffer is the same object."""
+    def fetch(self, message: Assignment | RunEnded) -> Views | None:
+        """Return the version that the message names; the same buffer is the same object.
+
+        None: the turn was cancelled before all of the version had arrived.
+        """
 
     def announce(self, report: GradientReport) -> None:
         """Tell the server that the gradient in the slot is complete."""

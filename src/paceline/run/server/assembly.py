@@ -20,10 +20,11 @@ from paceline.core.ledger import Origin
 from paceline.leases import BatchOrder, LeaseBook
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.run_folder import commit_spec, is_resumed
-from paceline.run.net.address import listen, listen_on
+from paceline.run.net.address import is_tcp, listen, listen_on, local_twin
 from paceline.run.net.channel import Channel
 from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
-from paceline.run.net.transport import ServerConnections, TensorStore
+from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.transport import PeerEnd, ServerConnections, TensorStore
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.cores import available_cores
@@ -69,12 +70,14 @@ class ServerHost(Protocol):
 
 
 class LocalHost:
-    """This machine: memory that workers share, and a socket."""
+    """This machine: memory that its workers share, and sockets."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, transport: str = "auto") -> None:
+        """`transport`: "tcp" if not even workers of this host should share memory."""
         self._address = identity.address
         self._token = identity.token()
         self._listening_fd = identity.listening_fd
+        self._shares = transport == "auto"
 
     def new_store(self, spec: StateSpec) -> SharedMemoryStore:
         """Return memory that workers can map."""
@@ -83,13 +86,15 @@ class LocalHost:
     def listen(self, store: SharedMemoryStore) -> Listener:
         """Listen at the address of the run, with the launcher's socket if it has given us one."""
 
-        def open_peer(channel: Channel[Any]) -> SharedMemoryPeer:
-            return SharedMemoryPeer(channel, store)
+        def open_peer(channel: Channel[Any]) -> PeerEnd:
+            return SharedMemoryPeer(channel, store) if channel.is_local else TcpPeer(channel, store)
 
         if self._listening_fd is None:
-            listening = listen(self._address)
+            listening = [listen(self._address)]
         else:
-            listening = listen_on(socket.socket(fileno=self._listening_fd))
+            listening = [listen_on(socket.socket(fileno=self._listening_fd))]
+        if is_tcp(self._address) and self._shares:
+            listening.append(listen(local_twin(self._address, self._token)))
         return Listener(listening, self._token, open_peer, _say)
 
 

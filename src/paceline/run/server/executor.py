@@ -7,6 +7,7 @@ nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from traceback import print_exc
 from typing import Any
@@ -243,7 +244,7 @@ class Executor:
         del performed
         peer = self._roster[action.worker]
         if self._settings.spec.late == "cancel" and peer.asked_at is not None:
-            self._roster.send(peer, messages.CancelTurn(action.turn))
+            self._roster.attempt(peer, partial(peer.end.cancel, action.turn))
 
     def send_end(self, peer: Peer) -> None:
         """Tell a worker that the run has ended, and give it the last version."""

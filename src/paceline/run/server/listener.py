@@ -4,12 +4,15 @@
 The listener returns only authenticated connections, as transport ends. Until a client has proved
 that it knows the token, it can occupy a few hundred bytes for a few seconds. A client that breaks
 the protocol is refused here, before anything it sent reaches the server.
+
+A data connection proves which session it belongs to and is handed to the peer of that session. From
+then on the listener only tells the peer when it can send or receive.
 """
 
 import selectors
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -18,8 +21,10 @@ from typing import Any
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.address import accept
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import Challenger
-from paceline.run.net.messages import Hello, Refused, decode_stranger, decode_worker
+from paceline.run.net.messages import DataAttached, Hello, Refused, decode_stranger, decode_worker
+from paceline.run.net.tcp import TcpPeer
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.refusals import Refusals
 from paceline.run.system import SYSTEM, System
@@ -40,6 +45,14 @@ class _Connection:
     challenger: Challenger
     accepted_at: float
     peer: PeerEnd | None = None  # not None iff it is authenticated
+    data: DataSocket | None = None  # the data connection of its session
+
+
+@dataclass(eq=False)
+class _DataKey:
+    """What the selector knows about a data connection."""
+
+    owner: _Connection
 
 
 class Listener:
@@ -47,7 +60,7 @@ class Listener:
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening: Sequence[socket.socket],
         token: str,
         open_peer: Callable[[Channel[Any]], PeerEnd],
         report: Callable[[str], None] = print,
@@ -60,10 +73,14 @@ class Listener:
         self._open_peer = open_peer
         self._refusals = Refusals(report)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listening, _READ)
+        for sock in listening:
+            self._selector.register(sock, _READ)
         self._strangers: dict[_Connection, None] = {}  # oldest first
         self._connections: dict[PeerEnd, _Connection] = {}
+        self._sessions: dict[bytes, _Connection] = {}  # that may have a data connection
         self._blocked: set[_Connection] = set()  # their outboxes aren't empty
+        self._sending: set[_Connection] = set()  # their data connections have something to send
+        self._arrived: list[_Connection] = []  # of which `wait` has reported news, see below
         self.stop_wanted = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -83,16 +100,20 @@ class Listener:
     def wait(self, timeout_s: float | None) -> list[PeerEnd]:
         """Wait until a peer has news, or for this long; return the peers that do."""
         self._watch_blocked()
-        ready: list[_Connection] = []
-        for key, events in self._selector.select(timeout_s):
-            if key.fileobj is self._listening:
-                self._accept()
+        ready = self._arrived = [c for c in self._arrived if _has_arrived(c)]
+        for key, events in self._selector.select(0 if ready else timeout_s):
+            if isinstance(key.data, _Connection):
+                is_broken = bool(events & _WRITE) and not self._flush(key.data)
+                if (events & _READ or is_broken) and key.data not in ready:
+                    ready.append(key.data)
+            elif isinstance(key.data, _DataKey):
+                owner = key.data.owner
+                if self._move_data(owner, events) and owner not in ready:
+                    ready.append(owner)
             elif key.fileobj is self._woken:
                 self._woken.recv(4096)
             else:
-                is_broken = bool(events & _WRITE) and not self._flush(key.data)
-                if events & _READ or is_broken:
-                    ready.append(key.data)
+                self._accept(key.fileobj)
         for connection in ready:
             if connection.peer is None:
                 self._authenticate(connection)
@@ -115,7 +136,7 @@ class Listener:
             self._close(connection)
         self._connections.clear()
         self._selector.close()
-        for sock in (self._listening, self._waker, self._woken):
+        for sock in (*self._listening, self._waker, self._woken):
             sock.close()
 
     # ---------------------------------------------------------------------------------- writing
@@ -126,6 +147,10 @@ class Listener:
             with suppress(KeyError, ValueError):  # it was closed meanwhile
                 self._selector.modify(connection.channel, _READ | _WRITE, connection)
         self._blocked.clear()
+        for connection in self._sending:
+            if connection.data is not None:
+                self._selector.modify(connection.data, _READ | _WRITE, _DataKey(connection))
+        self._sending.clear()
 
     def _flush(self, connection: _Connection) -> bool:
         """Send what was blocked; return False if the connection broke: receiving tells why."""
@@ -136,10 +161,24 @@ class Listener:
             return False
         return True
 
+    # The selector reports a message until it is read, but data only when it arrives. So `wait` looks
+    # again at the connections that it has reported, in case they have not been read.
+
+    def _move_data(self, owner: _Connection, events: int) -> bool:
+        """Let a peer send and receive data; return whether it has news."""
+        peer, data = owner.peer, owner.data
+        if not isinstance(peer, TcpPeer) or data is None:
+            return False
+        if events & _WRITE and not peer.send_data():
+            self._selector.modify(data, _READ, _DataKey(owner))
+        if events & _READ:
+            peer.receive_data()
+        return peer.has_arrived
+
     # --------------------------------------------------------------------------- authentication
 
-    def _accept(self) -> None:
-        sock = accept(self._listening)
+    def _accept(self, listening: Any) -> None:
+        sock = accept(listening)
         if sock is None:
             return
         while len(self._strangers) >= STRANGERS_MAX:
@@ -159,16 +198,43 @@ class Listener:
                     channel.send(connection.challenger.answer(message))
                     continue
                 connection.challenger.check(message)
-                channel.trust(decode_worker)
-                del self._strangers[connection]
-                connection.peer = self._open_peer(channel)
-                self._connections[connection.peer] = connection
+                if message.session:
+                    self._attach(connection, message.session)
+                else:
+                    self._admit(connection)
                 return  # the peer receives the rest
         except ProtocolError as error:
             self._refusals.add(str(error), self.system.monotonic())
             self._close(connection, str(error))
         except PeerLost:
             self._close(connection)
+
+    def _admit(self, connection: _Connection) -> None:
+        """Open the peer of an authenticated control connection."""
+        session = connection.challenger.session
+        connection.channel.trust(decode_worker, session)
+        del self._strangers[connection]
+        peer = connection.peer = self._open_peer(connection.channel)
+        self._connections[peer] = connection
+        if isinstance(peer, TcpPeer):
+            self._sessions[session] = connection
+            peer.on_blocked = lambda: self._sending.add(connection)
+
+    def _attach(self, connection: _Connection, session: bytes) -> None:
+        """Hand a data connection to the peer of its session."""
+        owner = self._sessions.get(session)
+        if owner is None or not isinstance(owner.peer, TcpPeer):
+            raise ProtocolError("the session of this data connection is unknown")
+        if owner.data is not None:
+            raise ProtocolError("the session already has a data connection")
+        channel = connection.channel
+        channel.send(DataAttached())
+        data = owner.data = DataSocket(channel.detach())
+        owner.peer.attach(data)
+        del self._strangers[connection]
+        self._blocked.discard(connection)
+        self._selector.unregister(channel)
+        self._selector.register(data, _READ, _DataKey(owner))
 
     def _close_slow_strangers(self, ready: list[_Connection]) -> None:
         limit = self.system.monotonic() - STRANGER_TIMEOUT_S
@@ -180,8 +246,14 @@ class Listener:
     def _close(self, connection: _Connection, reason: str = "") -> None:
         self._strangers.pop(connection, None)
         self._blocked.discard(connection)
+        self._sending.discard(connection)
+        self._sessions.pop(connection.challenger.session, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.channel)
+        if connection.data is not None:
+            self._selector.unregister(connection.data)
+            connection.data.close()
+            connection.data = None
         if reason:
             with suppress(PeerLost):
                 connection.channel.send(Refused(reason))
@@ -189,3 +261,7 @@ class Listener:
         # The channel refers to the connection: without this, only the garbage collector would free
         # the worker's slot.
         connection.peer = None
+
+
+def _has_arrived(connection: _Connection) -> bool:
+    return isinstance(connection.peer, TcpPeer) and connection.peer.has_arrived

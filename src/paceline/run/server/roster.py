@@ -10,7 +10,7 @@ that has broken the protocol while an event is handled; the server collects brok
 `take_broken` once it has finished its current event.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.events import Fate
@@ -57,7 +57,8 @@ class Peer:
         """Return what the trace records about its turn; it can't have computed for longer."""
         assert self.asked_at is not None
         compute_s = min(report.compute_s, now - self.asked_at)
-        return Measured(self.asked_at, compute_s, 0.0, 0.0, sq_norm, uses, report.cpu_s)
+        moved = self.end.take_moved()
+        return Measured(self.asked_at, compute_s, *moved, sq_norm, uses, report.cpu_s)
 
 
 class Roster:
@@ -235,6 +236,13 @@ class Roster:
         """Send a message; if that fails, mark the peer as broken."""
         try:
             peer.end.send(message)
+        except PeerLost as error:
+            self._broken.append((peer.end, str(error), ""))
+
+    def attempt(self, peer: Peer, call: Callable[[], None]) -> None:
+        """Call a method of the peer's end; if that fails, mark the peer as broken."""
+        try:
+            call()
         except PeerLost as error:
             self._broken.append((peer.end, str(error), ""))
 

@@ -13,7 +13,7 @@ Theory of operation
     or, if it was idle and has nothing to report, when the OS says that its process is running.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -36,15 +36,16 @@ from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
-from paceline.run.server.gradient_checks import OptimizerPhases, check_gradient
 from paceline.run.server.leasing import Leasing, epoch_shares
 from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
+from paceline.run.server.reports import Report, Reports
 from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.run_end import RunEnd
 from paceline.run.server.run_failure import RunFailure
 from paceline.run.server.state_requests import StateRequests
 from paceline.run.server.timers import RunClock, Timers
+from paceline.run.server.transfers import Transfers
 from paceline.run.server.waiting_for import WaitingFor
 from paceline.run.server.watchers import Watchers
 from paceline.run.settings import Settings
@@ -60,8 +61,6 @@ WORTH_SUMMING_EARLY_BYTES = 1 << 20  # adding up less takes no noticeable time d
 LINGER_S = 10.0  # after the end, for workers that haven't joined yet
 STOP_S = 12.0  # after a signal, for workers to leave; a launcher kills its own before that
 SETTLE_S = 10.0  # after the end, for workers to report the rest
-
-Report = messages.GradientReport | messages.AbandonReport
 
 
 class Server:
@@ -85,7 +84,6 @@ class Server:
         self._recorder = recorder
         self._checkpointer = checkpointer
         self._roster = Roster(settings, shard.state.spec, epoch_shares(decider))
-        self._phases = OptimizerPhases(decider, shard)
         self._watchers = Watchers(decider.ledger, recorder.reached)
         self._waiting_for = WaitingFor(decider, recorder)
         self._failures = RunFailure()
@@ -110,18 +108,19 @@ class Server:
             decider.leases, self._roster, self._clock, recorder, lambda: self._end is not None
         )
         states = StateRequests(decider, shard, self._roster, self._executor)
+        self._transfers = Transfers(decider, self._roster)
+        settings_of_script = self._executor.script_settings
+        reports = Reports(parts, settings_of_script, self._transfers, self._handle, self._rejoin)
         self._end: Ended | None = None
         self._leave_at = inf  # then the run doesn't wait for workers any more
         self._has_idle_work = False
         checkpointer.begin(decider.ledger.version, self._clock.now())
-        others = {**ends.handlers, **states.handlers, **leasing.handlers}
+        others = {**ends.handlers, **states.handlers, **leasing.handlers, **reports.handlers}
         self._handlers = {**self._own_handlers(), **others}
 
     def _own_handlers(self) -> dict[type, Callable[[PeerEnd, Any], None]]:
         return {
             messages.Join: self._on_join,
-            messages.GradientReport: self._on_gradient_report,
-            messages.AbandonReport: self._on_abandon_report,
             messages.PositionReport: self._on_position_report,
             messages.Watch: self._watchers.add,
         }
@@ -145,6 +144,8 @@ class Server:
             self._stop_if_wanted()
             self._wait_for_news(min(next_tick, self._watchers.due_at(self._has_idle_work)))
             self._fire_timers()
+            if self._transfers:
+                self._settle_transfers()
             self._watchers.report(self._monotonic(), self._has_idle_work)
             self._lose_broken()
         assert self._end is not None
@@ -156,7 +157,8 @@ class Server:
 
     def _wait_for_news(self, until: float) -> None:
         """Wait for messages until then, and receive them; if there are none, use the time."""
-        until = min(until, self._clock.monotonic_at(self._timers.next_at))
+        next_at = min(self._timers.next_at, self._transfers.next_at)
+        until = min(until, self._clock.monotonic_at(next_at))
         wait_s = max(0.0, until - self._monotonic())
         ready = self._connections.wait(min(wait_s, QUIET_S) if self._has_idle_work else wait_s)
         for peer in ready:
@@ -194,8 +196,12 @@ class Server:
     # --------------------------------------------------------------------------------- receiving
 
     def _receive(self, end: PeerEnd) -> None:
+        self._take(end, end.receive_nowait())
+
+    def _take(self, end: PeerEnd, received: Iterable[object]) -> None:
+        """Handle the messages of a peer, which may break off."""
         try:
-            for message in end.receive_nowait():
+            for message in received:
                 self._handlers[type(message)](end, message)
         except ProtocolError as error:
             self._lose(end, f"broke the protocol: {error}", tell_it=str(error))
@@ -215,7 +221,15 @@ class Server:
         elif tell_it:
             self._progress.say(f"refused a connection: {tell_it}")
 
+    def _settle_transfers(self) -> None:
+        """End the turns of announced gradients that won't count, and let others be sent."""
+        while worthless := self._transfers.take_worthless():
+            for peer, report in worthless:
+                self._take(peer.end, [report])
+        self._transfers.admit(self._clock.now())
+
     def _leave(self, peer: Peer, reason: str) -> None:
+        self._transfers.forget(peer.worker)
         self._shard.release_slot(peer.worker)
         self._checkpointer.forget(peer.worker)
         self._decider.leases.release(peer.worker)
@@ -238,69 +252,6 @@ class Server:
         self._handle(WorkerJoined(self._clock.now(), peer.worker))
         if had_ended:
             self._executor.send_end(peer)
-
-    def _on_gradient_report(self, end: PeerEnd, report: messages.GradientReport) -> None:
-        peer = self._reporting_peer(end, report)
-        if peer is None:
-            return
-        worker = peer.worker
-        check_gradient(self._decider, self._shard, worker, report)
-        uses = self._decider.leases.check(worker, report.uses)
-        now = self._clock.now()
-        measured = peer.measured(report, now, report.sq_norm, uses)
-        event: GradientArrived | WorkAbandoned
-        if self._phases.is_out_of_step(worker, report):
-            event = WorkAbandoned(now, worker, report.turn)
-        else:
-            is_finite = report.cancelled or report.sq_norm is not None
-            event = GradientArrived(
-                now,
-                worker,
-                report.turn,
-                report.version,
-                report.samples,
-                is_finite,
-                report.sq_norm,
-                report.new_samples,
-            )
-        self._end_turn(peer, event, measured, report)
-
-    def _on_abandon_report(self, end: PeerEnd, report: messages.AbandonReport) -> None:
-        peer = self._reporting_peer(end, report)
-        if peer is not None:
-            now = self._clock.now()
-            measured = peer.measured(report, now)
-            self._end_turn(peer, WorkAbandoned(now, peer.worker, report.turn), measured, report)
-
-    def _reporting_peer(self, end: PeerEnd, report: Report) -> Peer | None:
-        """Return the peer that reports; None if it was parked: it rejoins, the report is void."""
-        peer = self._roster.member(end)
-        self._executor.script_settings.check(report)
-        if not peer.is_parked:
-            if peer.asked_at is None or report.turn != self._decider.ledger.turns[peer.worker]:
-                raise ProtocolError(f"no report is due for turn {report.turn}")
-            return peer
-        self._shard.remove_reader(peer.worker)
-        self._executor.script_settings.take(peer.worker, report)
-        self._rejoin(peer)
-        return None
-
-    def _end_turn(
-        self,
-        peer: Peer,
-        event: GradientArrived | WorkAbandoned,
-        measured: Measured,
-        report: Report,
-    ) -> None:
-        optimizer = report.optimizer if isinstance(report, messages.GradientReport) else None
-        self._roster.end_turn(peer, event.time, optimizer)
-        self._roster.want_more(peer, report.pulled)
-        self._shard.remove_reader(peer.worker, optimizer)
-        try:
-            self._handle(event, measured, report)
-        except ProtocolError:
-            self._roster.reopen_turn(peer, measured.asked_at)  # the trace says when it began
-            raise
 
     def _rejoin(self, peer: Peer) -> None:
         self._roster.unpark(peer)

@@ -8,18 +8,22 @@ server needs a new end of the transport.
 import secrets
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
-from paceline.run.net.handshake import connect
+from paceline.run.net.address import is_tcp, local_twin
+from paceline.run.net.data_socket import DataSocket
+from paceline.run.net.handshake import connect, connect_data
 from paceline.run.net.shared_memory import SharedMemoryWorker
+from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
 from paceline.run.net.transport import OpenedSlot, WorkerEnd
 from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.state_spec import StateSpec
 
-__all__ = ["Dialer", "ServerConnection", "shared_memory_dialer"]
+__all__ = ["Dialer", "ServerConnection", "dialer"]
 
 CONNECT_TIMEOUT_S = 600.0  # long, because the server's script may load a large data set first
 QUIET_S = 5.0  # tell the user after waiting this long
@@ -28,13 +32,28 @@ Dialer = Callable[[], WorkerEnd]
 """Connects to the server once; raises PeerLost if there is none."""
 
 
-def shared_memory_dialer(identity: Identity, spec: StateSpec) -> Dialer:
-    """Return a dialer for a server on this host."""
+def dialer(identity: Identity, spec: StateSpec) -> Dialer:
+    """Return a dialer for the server of this process: through shared memory if it is possible."""
 
     def dial() -> WorkerEnd:
-        return SharedMemoryWorker(connect(identity.address, identity.token()), spec)
+        address, token = identity.address, identity.token()
+        if not is_tcp(address):
+            return SharedMemoryWorker(connect(address, token), spec)
+        with suppress(PeerLost, ProtocolError):  # it isn't on this host, or wants no shared memory
+            return SharedMemoryWorker(connect(local_twin(address, token), token), spec)
+        return _dial_tcp(address, token, spec)
 
     return dial
+
+
+def _dial_tcp(address: str, token: str, spec: StateSpec) -> WorkerEnd:
+    channel = connect(address, token)
+    try:
+        data = DataSocket(connect_data(address, token, channel.session))
+    except BaseException:
+        channel.close()
+        raise
+    return TcpWorker(ControlSocket(channel), data, spec)
 
 
 class ServerConnection:

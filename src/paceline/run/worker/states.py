@@ -173,6 +173,11 @@ class WorkerState:
         return self.turn is not Turn.IDLE
 
     @property
+    def is_void(self) -> bool:
+        """Whether no server expects a report on the turn."""
+        return self.turn is Turn.VOID
+
+    @property
     def is_worthless(self) -> bool:
         """Whether the gradient that is being computed is no longer wanted."""
         return self.turn in _WORTHLESS

@@ -14,10 +14,8 @@ The module `states` has the table of a worker's states.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -36,6 +34,7 @@ from paceline.run.worker.replica import Replica
 from paceline.run.worker.requests import Requests
 from paceline.run.worker.states import Backward, Connection, Turn, WorkerEvent, WorkerState
 from paceline.run.worker.turn_clock import TurnClock
+from paceline.run.worker.turn_reports import TurnReports
 
 __all__ = ["Worker"]
 
@@ -79,11 +78,12 @@ class Worker:
         self._polled_at = 0.0
         self._clock = TurnClock(self.welcome.latency, self.number, self.welcome.seed, server.system)
         self._scalars = LoggedScalars()
-        self._checkpoint = 0  # needs our position once the current wait is over; 0: none does
         self._extra_steps = ExtraSteps()
+        self._reports = TurnReports(replica, self.batches, self._scalars, self.leases, self._clock)
 
     def _join(self) -> None:
         """Join a server and move to the position it knows; raises PeerLost if none appears."""
+        self._checkpoint = 0  # needs our position once the current wait is over; 0: none does
         self.welcome, opened = self._server.join()
         self._replica.set_slot(opened.slot)
         self._replica.load_constants(opened.constants)
@@ -128,43 +128,23 @@ class Worker:
 
     def _report(self, turn: messages.Assignment, optimizer: int) -> None:
         """Report the gradient, or that there is none, unless the server was lost."""
-        if self._state.turn is Turn.VOID:
+        if self._state.is_void:
             self._scalars.forget()
             return
         changes = self._settings.changes(optimizer)
         try:
-            report = self._gradient_report(turn, optimizer, changes)
-            if report is None or not self._wait_until_due():
-                report = self._worthless_report(turn, optimizer, changes)
-            if report is not None:
-                self._send_report(report)
+            report: Report | None = None
+            if self._state.turn is not Turn.CUT and not self._poll_worthless():
+                report = self._reports.of_gradient(turn, optimizer, changes)
+            is_wanted = report is not None and self._wait_until_due()
+            if self._state.is_void:
+                return
+            if report is None or not is_wanted:
+                is_cut = self._state.turn is Turn.CUT
+                report = self._reports.of_worthless(turn, optimizer, changes, is_cut=is_cut)
+            self._send_report(report)
         except PeerLost:
             self._state.apply(WorkerEvent.SERVER_LOST)
-
-    def _gradient_report(
-        self, turn: messages.Assignment, optimizer: int, changes: SettingChanges
-    ) -> Report | None:
-        """Complete the gradient in the slot, and describe it; None if it is no longer wanted."""
-        if self._state.turn is Turn.CUT or self._poll_worthless():
-            return None
-        with torch.no_grad():
-            unused, sq_norm = self._replica.collect(optimizer)
-        return messages.GradientReport(
-            turn.turn,
-            turn.version,
-            optimizer,
-            self.batches.samples(optimizer),
-            self._clock.compute_s,
-            sq_norm if isfinite(sq_norm) else None,
-            unused,
-            changes.options,
-            self._scalars.hand_in(),
-            schedulers=changes.schedulers,
-            uses=self.batches.uses(optimizer),
-            new_samples=self.batches.new_samples(optimizer),
-            pulled=self.leases.hand_in_pulled(),
-            cpu_s=self._clock.read_cpu_s(),
-        )
 
     def _wait_until_due(self) -> bool:
         """Wait out an injected delay; return whether the gradient is still wanted after it."""
@@ -173,30 +153,6 @@ class Worker:
             if self._state.is_worthless:
                 return False
         return True
-
-    def _worthless_report(
-        self, turn: messages.Assignment, optimizer: int, changes: SettingChanges
-    ) -> Report | None:
-        """Describe a gradient that is no longer wanted; None if the turn is void."""
-        if self._state.turn is Turn.VOID:
-            return None
-        compute_s = self._clock.elapsed_s
-        pulled, cpu_s = self.leases.hand_in_pulled(), self._clock.read_cpu_s()
-        if self._state.turn is Turn.CUT or self._clock.remaining_s:
-            abandoned = (turn.turn, compute_s, turn.version, changes.options, optimizer)
-            return messages.AbandonReport(*abandoned, changes.schedulers, pulled, cpu_s)
-        samples = self.batches.samples(optimizer)
-        computed = (turn.turn, turn.version, optimizer, samples, compute_s)
-        options, schedulers = changes
-        return messages.GradientReport(
-            *computed,
-            None,
-            options=options,
-            cancelled=True,
-            schedulers=schedulers,
-            pulled=pulled,
-            cpu_s=cpu_s,
-        )
 
     def _send_report(self, report: Report) -> None:
         """Send the report; a server that left because the run has ended doesn't need it."""
@@ -294,7 +250,7 @@ class Worker:
     def _receive_notice(self) -> None:
         """Handle a message that arrives during a turn."""
         message = self._server.end.receive()
-        if isinstance(message, messages.Assignment) and self._state.turn is Turn.VOID:
+        if isinstance(message, messages.Assignment) and self._state.is_void:
             self.keep_for_later(message)  # from the server that has replaced the lost one
         elif not self.handle_notice(message):
             raise ProtocolError(f"expected no answer before a report, got {message!r}")
@@ -323,17 +279,19 @@ class Worker:
 
         Returns the fate of the last gradient; None if it is unknown.
         """
+        notice: messages.FateNotice | None = None
         while (connection := self._state.connection) is not Connection.ENDED:
             if connection is Connection.LOST:
                 self.rejoin()
             try:
                 answer = self._wait_for_answer()
+                notice = notice or answer.notice  # the first is about the last gradient
                 self._load(answer)
             except PeerLost:
                 self._state.apply(WorkerEvent.SERVER_LOST)
-            else:
-                return answer.notice
-        return None
+            if self._assignment is not None:
+                break
+        return notice
 
     def _wait_for_answer(self) -> Answer:
         message = self._early or self._server.end.receive()
@@ -360,19 +318,32 @@ class Worker:
     def _load(self, answer: Answer) -> None:
         """Load the version, the schedulers and the options that the answer names."""
         optimizer = answer.optimizer if isinstance(answer, messages.Assignment) else None
-        self._replica.load(self._server.end.fetch(answer), optimizer)
-        self.version = answer.version
+        views = self._server.end.fetch(answer)
+        if views is not None:
+            self._replica.load(views, optimizer)
+            self.version = answer.version
         self.leases.receive(answer)
-        self._checkpoint = answer.position_wanted
+        self._checkpoint = answer.position_wanted or self._checkpoint
         options = answer.options if isinstance(answer, messages.Assignment) else ()
         self._settings.follow(answer.version, answer.scheduler_steps, answer.epochs, options)
         if isinstance(answer, messages.Assignment):
             self._assignment = answer
             self._state.apply(WorkerEvent.ASSIGNED)
             self._clock.begin(answer.asked_at if self._server.end.shares_clock else None)
+            if views is None:
+                self._skip(answer)
         else:
             self._replica.detach()
             self._state.apply(WorkerEvent.RUN_ENDED)
+
+    def _skip(self, turn: messages.Assignment) -> None:
+        """End a turn that was cancelled before its version had arrived."""
+        self._state.apply(WorkerEvent.TURN_CANCELLED)
+        self._state.apply(WorkerEvent.BACKWARD_CUT)
+        self._state.apply(WorkerEvent.CLOSED)
+        self._assignment = None
+        report = self._reports.of_worthless(turn, 0, SettingChanges(), is_cut=True)
+        self._server.end.send(report)
 
     def _record_position(self, is_new: bool = True) -> None:
         """Record the position where the turn begins, and send it if a checkpoint needs it."""

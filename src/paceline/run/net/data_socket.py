@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The socket of a data connection, and what moves payloads through it.
+
+A data connection carries payloads in both directions and nothing else. Neither side ever waits for
+it inside a call: what the socket doesn't take, or doesn't have, is left for the next call.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Protocol
+
+from paceline.errors import PeerLost
+from paceline.run.net.payload_stream import CHUNK_BYTES, Arrival, PayloadReceiver, PayloadSender
+
+__all__ = ["ByteStream", "DataSocket", "receive_payloads", "send_payloads"]
+
+AT_ONCE_BYTES = 4 * CHUNK_BYTES  # moved in one call, so that one connection can't keep others out
+
+
+class ByteStream(Protocol):
+    """A connection that moves bytes without waiting. Both directions may raise PeerLost."""
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+
+    def send(self, buffers: list[memoryview]) -> int:
+        """Send a part of these bytes; return how many, 0 if none can be sent now."""
+
+    def receive_into(self, space: memoryview) -> int:
+        """Receive a part of this many bytes; return how many, 0 if there are none now."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class DataSocket:
+    """A data connection over TCP."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with suppress(OSError):  # what waits in the OS can't be cancelled, so keep it short
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES)
+        self._sock = sock
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._sock.fileno()
+
+    def send(self, buffers: list[memoryview]) -> int:
+        """Send a part of these bytes; return how many, 0 if none can be sent now."""
+        try:
+            return self._sock.sendmsg(buffers)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise PeerLost(f"the data connection broke: {error.strerror or error}") from None
+
+    def receive_into(self, space: memoryview) -> int:
+        """Receive a part of this many bytes; return how many, 0 if there are none now."""
+        try:
+            count = self._sock.recv_into(space)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise PeerLost(f"the data connection broke: {error.strerror or error}") from None
+        if not count:
+            raise PeerLost("the data connection was closed")
+        return count
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+
+def send_payloads(stream: ByteStream, sender: PayloadSender) -> None:
+    """Send what the connection takes now."""
+    left = AT_ONCE_BYTES
+    while left > 0 and sender:
+        count = stream.send(sender.pending())
+        if not count:
+            return
+        sender.sent(count)
+        left -= count
+
+
+def receive_payloads(stream: ByteStream, receiver: PayloadReceiver) -> Iterator[Arrival]:
+    """Receive what has arrived; yield each payload that is complete, or was cancelled."""
+    left = AT_ONCE_BYTES
+    while left > 0:
+        count = stream.receive_into(receiver.space())
+        if not count:
+            return
+        left -= count
+        arrival = receiver.received(count)
+        if arrival is not None:
+            yield arrival

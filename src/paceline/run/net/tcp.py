@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The transport between hosts: a control connection, and a data connection for what is large.
+
+Each side has its own memory. Parameters, gradients and states travel as payloads of the message
+that needs them, and a message is received when its payload is complete. Because payloads have a
+connection of their own, a cancellation overtakes them.
+
+Both ends are written for any channel and any byte stream, so a simulation can use them with its own
+connections.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.errors import PeerLost, ProtocolError, SpecError
+from paceline.run.net.data_socket import ByteStream, receive_payloads, send_payloads
+from paceline.run.net.messages import (
+    Assignment,
+    CancelTurn,
+    FromWorker,
+    GradientReport,
+    RunEnded,
+    SendPayload,
+    StateReply,
+    StateUpload,
+    StopPayload,
+    Welcome,
+)
+from paceline.run.net.payload_stream import PayloadReceiver, PayloadSender, Span
+from paceline.run.net.transport import Announcement, Moved
+from paceline.run.tensors.layout import Views, flat
+from paceline.run.tensors.shared_region import Region
+from paceline.run.tensors.state_packing import pack, unpack
+from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
+
+__all__ = ["TcpPeer", "spans_of", "spans_of_version"]
+
+
+class ControlEnd(Protocol):
+    """The server's end of a control connection."""
+
+    def send(self, message: object) -> None:
+        """Send a message."""
+
+    def receive_nowait(self) -> Iterator[FromWorker]:
+        """Yield the messages that have arrived."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+def spans_of(tensors: Sequence[Tensor]) -> list[Span]:
+    """Return the memory of dense tensors; empty ones have none."""
+    return [
+        Span(flat(one).view(torch.uint8).numpy().data, str(one.dtype))
+        for one in tensors
+        if one.numel()
+    ]
+
+
+def spans_of_version(views: Views, optimizer: int | None) -> list[Span]:
+    """Return what travels of a version or a gradient: of one optimizer, or of all."""
+    parameters = views.flats if optimizer is None else views.flats[optimizer : optimizer + 1]
+    flats = [one for own in parameters for one in own]
+    return spans_of([*flats, *views.buffer_flats, *views.counter_flats])
+
+
+class TcpPeer:
+    """The server's end of the transport to one worker."""
+
+    pid: int | None = None  # the worker may be on another host
+
+    def __init__(self, control: ControlEnd, store: BufferStore) -> None:
+        self._control = control
+        self._store = store
+        self._stream: ByteStream | None = None  # not None iff the data connection is attached
+        self._sender = PayloadSender()
+        self._receiver = PayloadReceiver()
+        self._sent = count(1)  # numbers of payloads to the worker
+        self._announced = 0  # payloads from the worker so far
+        self._awaited = 0  # the last of them, until it is here or withdrawn; 0: none
+        self._version_payload: tuple[int, int] | None = None  # of which turn, and its number
+        self._slot: Views | None = None  # not None iff the worker was welcomed
+        self._incoming: FromWorker | None = None  # the message whose payload is being received
+        self._uploaded = -1  # descriptor of an uploaded state that wasn't read; -1: none
+        self._arrived: deque[FromWorker] = deque()  # messages whose payload is complete
+        self._lost_by = ""  # why the data connection is gone
+        self._moved = Moved()
+        self.on_blocked: Callable[[], None] = lambda: None
+        """Called when there is something to send: the owner calls `send_data` when it can."""
+
+    # -------------------------------------------------------------------------- data connection
+
+    def attach(self, stream: ByteStream) -> None:
+        """Use this data connection, which has proved that it belongs to the session."""
+        self._stream = stream
+
+    def send_data(self) -> bool:
+        """Send what the data connection takes; return whether something is left to send."""
+        if self._stream is not None and not self._lost_by:
+            try:
+                send_payloads(self._stream, self._sender)
+            except PeerLost as error:
+                self._lost_by = str(error)
+        return bool(self._sender) and not self._lost_by
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `receive_nowait` has something that came over the data connection."""
+        return bool(self._arrived or self._lost_by)
+
+    def receive_data(self) -> None:
+        """Receive what has arrived on the data connection."""
+        assert self._stream is not None
+        try:
+            for arrival in receive_payloads(self._stream, self._receiver):
+                if arrival.is_complete and self._incoming is not None:
+                    self._arrived.append(self._incoming)
+                self._incoming, self._awaited = None, 0
+        except (PeerLost, ProtocolError) as error:
+            self._lost_by = str(error)
+
+    def _send_payload(self, spans: list[Span]) -> int:
+        if self._stream is None:
+            raise PeerLost("it has no data connection")
+        number = next(self._sent)
+        self._sender.add(number, spans)
+        if self.send_data():
+            self.on_blocked()
+        return number
+
+    # -------------------------------------------------------------------------------- messages
+
+    def receive_nowait(self) -> Iterator[FromWorker | Announcement]:
+        """Yield the messages that have arrived, with their payloads."""
+        has_news = bool(self._arrived)
+        while self._arrived:
+            yield self._arrived.popleft()
+        for message in self._control.receive_nowait():
+            has_news = True
+            if isinstance(message, GradientReport) and not message.cancelled:
+                number = self._announce()
+                admit, withdraw = partial(self._admit, message, number), partial(self._stop, number)
+                yield Announcement(message, admit, withdraw)
+            elif isinstance(message, StateUpload) and message.data_bytes:
+                self._await_upload(message, self._announce())
+            else:
+                yield message
+        if self._lost_by and not has_news:  # everything that the worker sent before is received
+            raise PeerLost(self._lost_by)
+
+    def _announce(self) -> int:
+        """Return the number of a payload that the worker has announced."""
+        if self._awaited:
+            raise ProtocolError("a payload was announced before the last one was sent")
+        self._announced += 1
+        self._awaited = self._announced
+        return self._announced
+
+    def send(self, message: object) -> None:
+        """Send a control message."""
+        self._control.send(message)
+
+    def cancel(self, turn: int) -> None:
+        """Tell the worker that this turn won't count, and stop sending it the version."""
+        self._control.send(CancelTurn(turn))
+        if self._version_payload is not None and self._version_payload[0] == turn:
+            self._sender.cancel(self._version_payload[1])
+
+    def take_moved(self) -> Moved:
+        """Return how many bytes were moved since the last call."""
+        now = Moved(self._sender.sent_bytes, self._receiver.received_bytes)
+        before, self._moved = self._moved, now
+        return Moved(now.to_worker - before.to_worker, now.to_server - before.to_server)
+
+    def open_slot(self, welcome: Welcome) -> Views:
+        """Welcome the worker and make a slot for it; raises SpecError if there is no memory."""
+        self._slot = self._store.new_accumulator()
+        self._control.send(welcome)
+        constants = spans_of(self._store.constants)
+        if constants:
+            self._send_payload(constants)
+        return self._slot
+
+    def publish(self, message: Assignment | RunEnded, buffer: ParameterBuffer) -> None:
+        """Send the message and the version in this buffer."""
+        self._control.send(message)
+        optimizer = message.optimizer if isinstance(message, Assignment) else None
+        number = self._send_payload(spans_of_version(buffer.views, optimizer))
+        if isinstance(message, Assignment):
+            self._version_payload = message.turn, number
+
+    def _admit(self, report: GradientReport, payload: int) -> None:
+        """Let the worker send a gradient that it has announced."""
+        assert self._slot is not None
+        self._receiver.expect(payload, spans_of_version(self._slot, report.optimizer))
+        self._incoming = report
+        self._control.send(SendPayload(payload))
+
+    def _stop(self, payload: int) -> None:
+        """Have the worker send nothing more of a gradient."""
+        self._receiver.skip()
+        self._incoming, self._awaited = None, 0
+        self._control.send(StopPayload(payload))
+
+    def delivered(self, report: GradientReport) -> Views:
+        """Return the gradient that the report announced."""
+        assert self._slot is not None, report
+        return self._slot
+
+    # --------------------------------------------------------------------------------- states
+
+    def send_state(self, state: Any, what: str) -> None:
+        """Answer a StateRequest; raises SpecError if the state can't be sent."""
+        tree, fd = pack(state, what)
+        try:
+            region = Region(fd)
+        finally:
+            os.close(fd)
+        data = region.tensor(torch.uint8, region.size, 0)
+        self._control.send(StateReply(len(tree), region.size))
+        self._send_payload([Span(memoryview(tree)), *spans_of([data])])
+
+    def _await_upload(self, message: StateUpload, payload: int) -> None:
+        try:
+            region, fd = Region.create(message.data_bytes, "uploaded state")
+        except SpecError as error:  # the worker decides how much it is
+            raise ProtocolError(str(error)) from None
+        self._forget_upload()
+        self._uploaded = fd
+        data = region.tensor(torch.uint8, region.size, 0)
+        self._receiver.expect(payload, spans_of([data]))
+        self._incoming = message
+        self._control.send(SendPayload(payload))
+
+    def receive_state(self, upload: StateUpload) -> Any:
+        """Return the uploaded state; raises ProtocolError if it isn't one."""
+        if self._uploaded < 0 or not upload.data_bytes:
+            raise ProtocolError("expected shared memory with a message, got none")
+        try:
+            return unpack(upload.tree, self._uploaded)
+        finally:
+            self._forget_upload()
+
+    def _forget_upload(self) -> None:
+        if self._uploaded >= 0:
+            os.close(self._uploaded)
+            self._uploaded = -1
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._control.close()
+        self._forget_upload()
+        if self._stream is not None:
+            self._stream.close()

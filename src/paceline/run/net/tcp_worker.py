@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A worker's end of the transport between hosts.
+
+The worker has one buffer for the parameters, into which every version is received, and a slot for
+its gradients. It sends and receives only inside `receive` and `wait_readable`, which the worker
+calls whenever it waits, and now and then while it computes.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from paceline.errors import PeerLost, ProtocolError
+from paceline.run.net.channel import Channel, wait_ready
+from paceline.run.net.data_socket import ByteStream, receive_payloads, send_payloads
+from paceline.run.net.messages import (
+    Assignment,
+    FromServer,
+    GradientReport,
+    RunEnded,
+    SendPayload,
+    StateReply,
+    StateUpload,
+    StopPayload,
+    Welcome,
+)
+from paceline.run.net.payload_stream import PayloadReceiver, PayloadSender, Span
+from paceline.run.net.tcp import spans_of, spans_of_version
+from paceline.run.net.transport import OpenedSlot
+from paceline.run.system import SYSTEM, System
+from paceline.run.tensors.layout import Layout, Views, lay_out_constants, tensors
+from paceline.run.tensors.shared_region import Region
+from paceline.run.tensors.state_packing import pack, unpack
+from paceline.run.tensors.state_spec import StateSpec
+
+__all__ = ["ControlSocket", "TcpWorker"]
+
+
+class WorkerControl(Protocol):
+    """A worker's end of a control connection."""
+
+    def send(self, message: object) -> None:
+        """Send a message."""
+
+    def wait(self, stream: ByteStream, wishes: "Wishes", timeout_s: float | None) -> bool:
+        """Wait until one of the wishes is met, or for this long; return whether it is a message."""
+
+    def receive_nowait(self) -> Iterator[FromServer]:
+        """Yield the messages that have arrived."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class Wishes(NamedTuple):
+    """What a worker waits for."""
+
+    message: bool  # on the control connection
+    to_receive: bool  # the stream has bytes
+    to_send: bool  # the stream takes bytes
+
+
+class ControlSocket:
+    """A control connection over a socket."""
+
+    def __init__(self, channel: Channel[FromServer]) -> None:
+        self._channel = channel
+        self.send = channel.send
+        self.receive_nowait = channel.receive_nowait
+        self.close = channel.close
+
+    def wait(self, stream: ByteStream, wishes: Wishes, timeout_s: float | None) -> bool:
+        """Wait until one of the wishes is met, or for this long; return whether it is a message."""
+        control, data = self._channel.fileno(), stream.fileno()
+        reads = [control] * wishes.message + [data] * wishes.to_receive
+        return control in wait_ready(reads, [data] * wishes.to_send, timeout_s)
+
+
+class _Announced(NamedTuple):
+    """A payload that the server hasn't asked for yet."""
+
+    number: int
+    spans: list[Span]
+
+
+class _ReceivedState(NamedTuple):
+    """Memory for the state that comes with a reply."""
+
+    tree: bytearray
+    fd: int
+
+
+class TcpWorker:
+    """A worker's end of the transport."""
+
+    shares_clock = False
+
+    def __init__(
+        self,
+        control: WorkerControl,
+        stream: ByteStream,
+        spec: StateSpec,
+        system: System = SYSTEM,
+    ) -> None:
+        """`stream`: the data connection of the session."""
+        self._control = control
+        self._stream = stream
+        self._monotonic = system.monotonic
+        layout = Layout.of(spec)
+        self._buffer = layout.view(_new_memory(layout.size, "parameters"))
+        self._slot = layout.view(_new_memory(layout.size, "slot"))
+        section, size = lay_out_constants(spec)
+        self._constants = tensors(section, _new_memory(size, "constants"))
+        self._opened: OpenedSlot | None = None  # not None iff the worker was welcomed
+        self._received: set[int] = set()  # the server's buffers from which a version has arrived
+        self._cancelled: Assignment | None = None  # whose version was cancelled on its way
+        self._state: _ReceivedState | None = None  # of the last reply, until it is read
+        self._sender = PayloadSender()
+        self._receiver = PayloadReceiver()
+        self._payloads = 0  # from the server so far
+        self._announcements = 0  # payloads that were announced to the server so far
+        self._announced: _Announced | None = None  # the last of them, until it is asked for
+        self._inbox: deque[FromServer] = deque()  # messages that wait for a payload, or behind one
+        self._ready: deque[FromServer] = deque()  # messages that are complete
+        self._lost_by: PeerLost | ProtocolError | None = None
+        self._is_stream_lost = False
+
+    # -------------------------------------------------------------------------------- messages
+
+    def send(self, message: object) -> None:
+        """Send a control message."""
+        self._control.send(message)
+
+    def receive(self) -> FromServer:
+        """Wait for the next message and its payload."""
+        while not self._ready:
+            if self._is_lost:
+                assert self._lost_by is not None
+                raise self._lost_by
+            self._advance(None)
+        return self._ready.popleft()
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Return whether there is something to receive within this time."""
+        until = self._monotonic() + timeout_s
+        left_s = timeout_s
+        while not self._ready and not self._is_lost and left_s >= 0:
+            self._advance(left_s)
+            left_s = until - self._monotonic()
+        return bool(self._ready) or self._is_lost
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the connection is gone, and nothing that was sent before can still arrive."""
+        is_waiting = self._receiver.is_expecting and not self._is_stream_lost
+        return self._lost_by is not None and not is_waiting
+
+    def _advance(self, timeout_s: float | None) -> None:
+        """Wait until something can be sent or received, or for this long, and do it."""
+        self._deliver()
+        if self._ready:
+            return
+        wishes = Wishes(self._lost_by is None, self._receiver.is_expecting, bool(self._sender))
+        has_message = self._control.wait(self._stream, wishes, timeout_s)
+        if has_message and self._lost_by is None:
+            try:
+                self._inbox.extend(self._control.receive_nowait())
+            except (PeerLost, ProtocolError) as error:
+                self._lost_by = error
+        self._deliver()
+        try:
+            send_payloads(self._stream, self._sender)
+            if self._receiver.is_expecting:
+                for arrival in receive_payloads(self._stream, self._receiver):
+                    self._complete(arrival.is_complete)
+                    break  # the next payload may belong into the same memory
+        except (PeerLost, ProtocolError) as error:
+            self._lost_by, self._is_stream_lost = self._lost_by or error, True
+
+    def _deliver(self) -> None:
+        """Pass on the messages that are complete, and begin to receive the next payload."""
+        while self._inbox and not self._receiver.is_expecting:
+            message = self._inbox[0]
+            if isinstance(message, SendPayload | StopPayload):
+                self._inbox.popleft()
+                self._follow(message)
+            elif not self._has_payload(message):
+                self._complete(is_complete=True)
+            elif self._ready:
+                return  # the memory may still be needed for an earlier one
+            else:
+                self._payloads += 1
+                self._receiver.expect(self._payloads, self._spans_for(message))
+
+    def _has_payload(self, message: FromServer) -> bool:
+        if isinstance(message, Welcome):
+            return any(one.numel() for one in self._constants)
+        is_state = isinstance(message, StateReply) and message.data_bytes > 0
+        return is_state or isinstance(message, Assignment | RunEnded)
+
+    def _follow(self, message: SendPayload | StopPayload) -> None:
+        """Send the payload that the server asks for, or stop sending it."""
+        announced = self._announced
+        if announced is not None and announced.number == message.payload:
+            self._announced = None
+            if isinstance(message, SendPayload):
+                self._sender.add(*announced)
+        elif isinstance(message, StopPayload):
+            self._sender.cancel(message.payload)
+
+    def _spans_for(self, message: FromServer) -> list[Span]:
+        """Return where the payload of a message belongs."""
+        if isinstance(message, Welcome):
+            return spans_of(self._constants)
+        if isinstance(message, StateReply):
+            self._forget_state()
+            region, fd = Region.create(message.data_bytes, "state")
+            self._state = _ReceivedState(bytearray(message.tree_bytes), fd)
+            data = region.tensor(torch.uint8, region.size, 0)
+            return [Span(memoryview(self._state.tree)), *spans_of([data])]
+        optimizer = message.optimizer if isinstance(message, Assignment) else None
+        return spans_of_version(self._buffer, optimizer)
+
+    def _complete(self, is_complete: bool) -> None:
+        """Pass on the first message, whose payload is complete or was cancelled."""
+        message = self._inbox.popleft()
+        if isinstance(message, Welcome):
+            self._opened = OpenedSlot(self._slot, self._constants)
+        elif isinstance(message, Assignment | RunEnded):
+            self._received.add(message.buffer)
+            self._cancelled = None
+            if not is_complete and isinstance(message, Assignment):
+                self._cancelled = message
+        self._ready.append(message)
+
+    # ---------------------------------------------------------------------------------- tensors
+
+    def open_slot(self) -> OpenedSlot:
+        """Return the memory that came with the welcome."""
+        if self._opened is None:
+            raise ProtocolError("expected a slot with the server's welcome, got none")
+        return self._opened
+
+    def fetch(self, message: Assignment | RunEnded) -> Views | None:
+        """Return the version that the message names; None if it was cancelled on its way."""
+        if message.buffer not in self._received:
+            raise ProtocolError(f"the server has not shared buffer {message.buffer}")
+        return None if message is self._cancelled else self._buffer
+
+    def announce(self, report: GradientReport) -> None:
+        """Tell the server that the gradient in the slot is complete; send it when asked to."""
+        self._control.send(report)
+        self._announce(spans_of_version(self._slot, report.optimizer))
+
+    def _announce(self, spans: list[Span]) -> None:
+        self._announcements += 1
+        self._announced = _Announced(self._announcements, spans)
+
+    # ----------------------------------------------------------------------------------- states
+
+    def send_state(self, optimizer: int, state: Any, has_begun: bool) -> None:
+        """Upload the state of an optimizer; raises SpecError if it can't be sent."""
+        tree, fd = pack(state, "state of the optimizer")
+        try:
+            region = Region(fd)
+        finally:
+            os.close(fd)
+        self._control.send(StateUpload(optimizer, tree, has_begun, region.size))
+        self._announce(spans_of([region.tensor(torch.uint8, region.size, 0)]))
+
+    def receive_state(self, reply: StateReply) -> Any:
+        """Return the state that came with the reply; None if none did."""
+        if not reply.tree_bytes:
+            return None
+        if self._state is None or not reply.data_bytes:
+            raise ProtocolError("expected shared memory with a message, got none")
+        try:
+            return unpack(bytes(self._state.tree), self._state.fd)
+        finally:
+            self._forget_state()
+
+    def _forget_state(self) -> None:
+        if self._state is not None:
+            os.close(self._state.fd)
+            self._state = None
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._forget_state()
+        self._control.close()
+        self._stream.close()
+
+
+def _new_memory(size: int, what: str) -> Region:
+    region, fd = Region.create(size, what)
+    os.close(fd)
+    return region
