@@ -169,7 +169,7 @@ class Host:
         process.exit(code)
 
     def _supervise(self, settings: Settings) -> int:
-        server = write_run_files(self.run_dir, settings, "unix:@storm", self.disk)
+        server = write_run_files(self.run_dir, settings, "unix:@storm", disk=self.disk)
         ends: list[WatchEnd] = []
 
         def dial() -> WatchEnd:

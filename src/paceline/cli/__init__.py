@@ -23,9 +23,11 @@ from paceline.cli.verb_options import (
     LabRunOptions,
     PlanOptions,
     RunOptions,
+    ServeOptions,
     SimulateOptions,
     TraceCheckOptions,
     TraceShowOptions,
+    WorkOptions,
 )
 from paceline.errors import PacelineError, SpecError
 from paceline.interrupts import raise_on_interrupt
@@ -98,6 +100,44 @@ def run(options: RunOptions) -> None:
       paceline run --resume runs/digits-1 --steps 200
     """
     _load("run").run(options, _load)
+
+
+@app.command(
+    cls=VerbCommand,
+    epilog=exit_codes_of("serve"),
+    context_settings={"allow_interspersed_args": False},
+)
+@accepts(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """Train on several machines: start the server of a run, which workers join from anywhere.
+
+    Prints its address. Start each worker with `paceline work`, before or after the server. Workers
+    on the server's own machine share memory with it, those on other machines use TCP.
+
+    \b
+    Example:
+      paceline serve -w 4 -p backup:1 --listen 10.0.0.5:29400 --token-file token train.py
+    """
+    _load("serve").run(options, _load)
+
+
+@app.command(
+    cls=VerbCommand,
+    epilog=exit_codes_of("work"),
+    context_settings={"allow_interspersed_args": False},
+)
+@accepts(WorkOptions)
+def work(options: WorkOptions) -> None:
+    """Join a run on another machine as one of its workers.
+
+    The script and its arguments must be those of the server. The worker waits until the server is
+    there, and joins again after it has lost it.
+
+    \b
+    Example:
+      paceline work --connect 10.0.0.5:29400 --token-file token --number 2 train.py
+    """
+    _load("work").run(options)
 
 
 @app.command(

@@ -25,6 +25,21 @@ VERB_CODES = {
         "6": "its checkpoint can't be used",
         "130": "stopped with Ctrl-C",
     },
+    "serve": {
+        "0": "success",
+        "1": "the run failed",
+        "2": "wrong input",
+        "3": "the trace of the run to resume can't be used",
+        "6": "its checkpoint can't be used",
+        "130": "stopped with Ctrl-C",
+    },
+    "work": {
+        "0": "success",
+        "1": "the script failed",
+        "2": "wrong input",
+        "4": "the server refused this worker",
+        "5": "no server was found, or it was lost",
+    },
     "compare": {
         "0": "success",
         "1": "a rule failed",

@@ -15,14 +15,14 @@ from paceline.cli.verb_options import CompareOptions, RunOptions
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
 from paceline.run.launch.forkserver import ForkServer
-from paceline.run.launch.launcher import Launcher
+from paceline.run.launch.launcher import Launcher, Reachable
 from paceline.run.launch.run_folder import finished_at, new_run_dir
 from paceline.run.launch.screen import ignoring_closed_stream
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
 from paceline.watch.words import join_words, plural
 
-__all__ = ["Load", "launch", "new_settings", "run"]
+__all__ = ["Load", "launch", "new_settings", "run", "start"]
 
 ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
 SPEC_OPTIONS = frozenset({"workers", "steps", "samples", "min_workers", "late", "seed"})
@@ -47,6 +47,17 @@ Load = Callable[[str], Any]
 
 def run(options: RunOptions, load: Load) -> None:
     """Start or resume the run, wait until it ends, exit with its code."""
+    start(options, load, lambda _: None)
+
+
+def start(
+    options: RunOptions, load: Load, find_reachable: Callable[[Path], Reachable | None]
+) -> None:
+    """Start or resume a run, wait until it ends, exit with its code.
+
+    `find_reachable`: says how workers reach the server if they are elsewhere; called with the
+    folder of the run.
+    """
     is_resumed = options.resume is not None
     if options.resume is None:
         settings = _new_run_settings(options)
@@ -60,7 +71,7 @@ def run(options: RunOptions, load: Load) -> None:
         arguments = tuple(options.arguments or ())
         settings = msgspec.structs.replace(settings, arguments=arguments)
         _warn_about_misplaced_options(options)
-    sys.exit(_run(settings, run_dir, load, is_resumed))
+    sys.exit(_run(settings, run_dir, load, is_resumed, find_reachable(run_dir)))
 
 
 def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
@@ -175,13 +186,18 @@ def _warn_about_misplaced_options(options: RunOptions) -> None:
         )
 
 
-def _run(settings: Settings, run_dir: Path, load: Load, is_resumed: bool) -> int:
+def _run(
+    settings: Settings,
+    run_dir: Path,
+    load: Load,
+    is_resumed: bool,
+    reachable: Reachable | None,
+) -> int:
     weights_before, trace = _weights(run_dir), run_dir / "trace.jsonl"
     size_before = _size(trace)
     with ForkServer(Path(settings.script)) as forkserver:
-        code = launch(
-            settings, run_dir, forkserver, load, _first_line(settings, run_dir, is_resumed)
-        )
+        first_line = _first_line(settings, run_dir, is_resumed)
+        code = launch(settings, run_dir, forkserver, load, first_line, reachable)
     with ignoring_closed_stream(sys.stdout):
         if _size(trace) != size_before:  # otherwise nothing ran, and the trace is an older one
             load("end_of_run").print_report(trace)
@@ -197,12 +213,17 @@ def _size(path: Path) -> int | None:
 
 
 def launch(
-    settings: Settings, run_dir: Path, forkserver: ForkServer, load: Load, first_line: str = ""
+    settings: Settings,
+    run_dir: Path,
+    forkserver: ForkServer,
+    load: Load,
+    first_line: str = "",
+    reachable: Reachable | None = None,
 ) -> int:
     """Run to the end, with a live panel on a terminal; return the exit code."""
     is_live = sys.stderr.isatty()
     settings = msgspec.structs.replace(settings, progress=not is_live)
-    launcher = Launcher(settings, run_dir, forkserver)
+    launcher = Launcher(settings, run_dir, forkserver, reachable)
     forkserver.start()  # it imports torch while we import the panel
     screen = load("panel").Panel(settings, run_dir / "trace.jsonl") if is_live else None
     return launcher.run(screen, first_line)

@@ -44,9 +44,11 @@ __all__ = [
     "LabRunOptions",
     "PlanOptions",
     "RunOptions",
+    "ServeOptions",
     "SimulateOptions",
     "TraceCheckOptions",
     "TraceShowOptions",
+    "WorkOptions",
 ]
 
 
@@ -224,6 +226,49 @@ class RunOptions:
         return frozenset(
             name for name, source in sources.items() if source and source.name == "COMMANDLINE"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(RunOptions):
+    """The options of `paceline serve`: those of `paceline run`, and how workers reach it."""
+
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where workers reach the server. Other hosts can't reach 127.0.0.1; port 0 is any "
+            "free port.",
+        ),
+    ] = "127.0.0.1:0"
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with the secret that workers need to join; it is created if there is "
+            "none. Copy it to their hosts. [default: a new one in the folder of the run]"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """The options of `paceline work`."""
+
+    script: Annotated[
+        Path, typer.Argument(help="The script that the server trains.", show_default=False)
+    ]
+    arguments: Arguments = None
+    connect: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The address that `paceline serve` shows.")
+    ]
+    token_file: Annotated[Path, typer.Option(help="A copy of the server's file with the secret.")]
+    number: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="The number of this worker. Those of a run with W workers are 0 to W-1; more are "
+            "additional backups.",
+        ),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

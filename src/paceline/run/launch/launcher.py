@@ -10,6 +10,7 @@ supervisor decides what to do.
 import selectors
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import PacelineError, PeerLost
@@ -33,15 +34,29 @@ from paceline.run.net.address import bind, of_socket
 from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM
 
-__all__ = ["Launcher"]
+__all__ = ["Launcher", "Reachable"]
+
+
+@dataclass(frozen=True)
+class Reachable:
+    """How workers on other hosts reach the server of a run."""
+
+    address: str  # such as tcp:10.0.0.5:29400
+    token_file: Path  # both sides need the same token
 
 
 class Launcher:
-    """One run on this machine."""
+    """One run on this machine, or the server of one whose workers are elsewhere."""
 
     def __init__(
-        self, settings: Settings, run_dir: Path, forkserver: ForkServer | None = None
+        self,
+        settings: Settings,
+        run_dir: Path,
+        forkserver: ForkServer | None = None,
+        reachable: Reachable | None = None,
     ) -> None:
+        """`reachable`: start only the server, with this address; None: start the workers, too."""
+        self._reachable = reachable
         self._settings = settings.with_absolute_paths()
         self._run_dir = run_dir.resolve()
         self._forkserver = forkserver or ForkServer()
@@ -65,10 +80,14 @@ class Launcher:
                 stack.callback(self._forkserver.close)
             stack.callback(self._output.close)
             # Hold the address for the whole run: while the server restarts, nobody can take it.
-            wanted = new_address(self._settings)
+            elsewhere = self._reachable
+            wanted = elsewhere.address if elsewhere else new_address(self._settings)
             listening = stack.enter_context(bind(wanted))
             address = of_socket(listening, wanted)
-            server = write_run_files(self._run_dir, self._settings, address)
+            token_file = elsewhere.token_file if elsewhere else None
+            server = write_run_files(self._run_dir, self._settings, address, token_file)
+            if elsewhere:
+                self._output.say(f"listening at {address.removeprefix('tcp:')}")
             processes = self._processes = Processes(
                 self._forkserver, self._output, self._settings, listening
             )
@@ -83,7 +102,7 @@ class Launcher:
     def _run(self, server: Identity) -> int:
         try:
             if self._wait_for_forkserver():
-                self._supervisor.start(server)
+                self._supervisor.start(server, workers_elsewhere=self._reachable is not None)
             while not self._supervisor.is_done:
                 self._step()
         except PeerLost as error:  # the system has killed everything forked from the fork server

@@ -34,6 +34,7 @@ __all__ = [
     "script_folders",
     "settings_of",
     "write_run_files",
+    "write_token",
 ]
 
 SPEC = "spec.json"
@@ -105,14 +106,23 @@ def new_address(settings: Settings) -> str:
     return f"unix:@paceline-{secrets.token_hex(16)}"
 
 
-def write_run_files(run_dir: Path, settings: Settings, address: str, disk: Disk = DISK) -> Identity:
-    """Write what the processes of a run need; return the identity of the server."""
+def write_run_files(
+    run_dir: Path,
+    settings: Settings,
+    address: str,
+    token_file: Path | None = None,
+    disk: Disk = DISK,
+) -> Identity:
+    """Write what the processes of a run need; return the identity of the server.
+
+    `token_file`: an existing one; None: make a new token.
+    """
     settings.write(run_dir / (NEXT_SPEC if (run_dir / SPEC).exists() else SPEC), disk)
-    token_file = run_dir / "token"
     try:
-        disk.unlink(token_file)  # others may have permission to read an older one
-        with disk.open(token_file, "xb", permissions=0o600) as file:
-            file.write(new_token().encode("ascii"))
+        if token_file is None:
+            token_file = run_dir / "token"
+            disk.unlink(token_file)  # others may have permission to read an older one
+            write_token(token_file, disk)
         with disk.open(run_dir / "address", "wb") as file:
             file.write(address.encode("ascii"))
         for unfinished in (run_dir / "checkpoints").glob("*.partial"):  # of a killed run
@@ -120,6 +130,12 @@ def write_run_files(run_dir: Path, settings: Settings, address: str, disk: Disk 
     except OSError as error:
         raise SpecError(f"cannot write to the run folder: {error}") from None
     return Identity(address, token_file, run_dir, None)
+
+
+def write_token(path: Path, disk: Disk = DISK) -> None:
+    """Write a new token to a file that doesn't exist yet and that only its owner can read."""
+    with disk.open(path, "xb", permissions=0o600) as file:
+        file.write(new_token().encode("ascii"))
 
 
 def settings_of(run_dir: Path) -> Settings:

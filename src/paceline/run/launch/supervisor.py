@@ -25,6 +25,7 @@ from paceline.run.launch.processes import Child, Processes
 from paceline.run.launch.restarts import ATTEMPTS_MAX
 from paceline.run.launch.run_folder import mark_finished
 from paceline.run.launch.stop_signals import StopSignals
+from paceline.run.launch.unavailable_workers import UnavailableWorkers
 from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM, System
 from paceline.trace.reader import read_end
@@ -64,9 +65,7 @@ class Supervisor:
         self._signals_handled = 0
         self._server: Child | None = None
         self._workers: list[Child] = []
-        self._unavailable: dict[int, str] = {}  # workers that won't be restarted, and why
-        self._unreported: set[int] = set()  # those of them that the server doesn't know about
-        self._completed: set[int] = set()  # workers whose scripts ended; a line may be due for them
+        self._unavailable = UnavailableWorkers(monitor, say)
         self._have_workers_started = False
         self._is_ending = False  # nothing is restarted from now on
         self._has_given_up = False  # all workers are gone before the end
@@ -77,11 +76,14 @@ class Supervisor:
         self._kill_at = inf
         self._next_tick = 0.0
 
-    def start(self, server: Identity) -> None:
-        """Start the server of the run; its workers follow when it serves."""
-        workers = self._settings.spec.workers
+    def start(self, server: Identity, *, workers_elsewhere: bool = False) -> None:
+        """Start the server of the run; its workers follow when it serves.
+
+        `workers_elsewhere`: all workers join from elsewhere, so start none.
+        """
+        workers = 0 if workers_elsewhere else self._settings.spec.workers
         cores = len(os.sched_getaffinity(0))
-        threads = max(1, cores // workers)
+        threads = max(1, cores // max(1, workers))
         self._server = Child("server", server, cores)
         self._workers = [
             Child(f"worker {worker}", replace(server, worker=worker), threads)
@@ -140,7 +142,7 @@ class Supervisor:
     @property
     def _have_all_scripts_ended(self) -> bool:
         have_ended = all(worker.pid is None and worker.code == 0 for worker in self._workers)
-        return self._have_workers_started and have_ended
+        return self._have_workers_started and have_ended and bool(self._workers)
 
     def _start_workers(self) -> None:
         """Start all workers, once the server has reached `run.prepare()`."""
@@ -166,8 +168,7 @@ class Supervisor:
     def _on_worker_exited(self, worker: Child) -> None:
         assert worker.who.worker is not None
         if worker.code == 0:
-            self._mark_unavailable(worker, "its script ended")
-            self._completed.add(worker.who.worker)
+            self._unavailable.add_completed(worker.who.worker)
             self._report_unavailable()  # if it is worker 0, the run ends
         elif worker.is_killed:
             self._mark_unavailable(worker, "it was killed")
@@ -257,7 +258,7 @@ class Supervisor:
 
     def _start_child(self, child: Child) -> None:
         if child is self._server:  # what was reported to the last server is lost
-            self._unreported = set(self._unavailable)
+            self._unavailable.on_server_start()
             self._stop_server_at, self._is_server_stopped = None, False
             self._monitor.on_server_start()
             self._server_watch.begin()
@@ -272,25 +273,15 @@ class Supervisor:
     def _mark_unavailable(self, child: Child, reason: str) -> None:
         """Remember that a worker won't be restarted, so that the run doesn't wait for it."""
         if child.who.worker is not None:
-            self._unavailable[child.who.worker] = reason
-            self._unreported.add(child.who.worker)
+            self._unavailable.add(child.who.worker, reason)
 
     def _report_unavailable(self) -> None:
-        if self._unreported and not self._is_ending:
-            reasons = {worker: self._unavailable[worker] for worker in sorted(self._unreported)}
-            ended = {worker for worker in reasons if self._workers[worker].code == 0}
-            if self._monitor.report_unavailable(reasons, ended):
-                self._unreported.clear()
+        if not self._is_ending:
+            self._unavailable.report()
 
     def _say_early_ends(self) -> None:
-        """Print which workers' scripts ended although the run went on."""
         if self._is_any_worker_running or self._monitor.is_finished:
-            left, version = self._monitor.left, self._monitor.version
-            early = {worker for worker in self._completed if left.get(worker, version) < version}
-            self._completed -= early
-            for worker in sorted(early):
-                at = f"{self._monitor.left[worker]}{of_updates(self._settings)}"
-                self._say(f"the script of worker {worker} ended at update {at}")
+            self._unavailable.say_early_ends(of_updates(self._settings))
 
     # ----------------------------------------------------------------------------------- the end
 
@@ -379,7 +370,8 @@ class Supervisor:
         signals = self._signals.count  # one that comes later finds the run ended
         end, server = self._monitor.end, self._server
         is_complete = self._monitor.is_finished and server is not None and server.code <= 0
-        if end is not None and is_complete and not self._workers[0].code:
+        is_first_lost = bool(self._workers and self._workers[0].code)
+        if end is not None and is_complete and not is_first_lost:
             mark_finished(run_dir, end.version, self._disk)
         if signals:
             return 128 + self._signals.last

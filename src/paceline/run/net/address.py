@@ -8,10 +8,22 @@ its process) or "tcp:host:port".
 import hmac
 import socket
 from contextlib import suppress
+from ipaddress import ip_address
 
 from paceline.errors import PeerLost, SpecError
 
-__all__ = ["accept", "bind", "dial", "is_tcp", "listen", "listen_on", "local_twin", "of_socket"]
+__all__ = [
+    "accept",
+    "bind",
+    "dial",
+    "is_loopback",
+    "is_tcp",
+    "listen",
+    "listen_on",
+    "local_twin",
+    "of_socket",
+    "tcp_address",
+]
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 5  # between questions whether an idle host is still there
@@ -21,6 +33,24 @@ VANISHED_S = 30  # without an answer, a host counts as gone
 def is_tcp(address: str) -> bool:
     """Return whether other hosts may reach the address."""
     return address.startswith("tcp:")
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only processes of this host can reach the address."""
+    if not is_tcp(address):
+        return True
+    host = address.removeprefix("tcp:").rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def tcp_address(text: str) -> str:
+    """Return the address that a user writes as HOST:PORT; raises SpecError if it isn't one."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 2**16:
+        raise SpecError(f"an address must be HOST:PORT, such as 10.0.0.5:29400, got {text!r}")
+    return f"tcp:{text}"
 
 
 def local_twin(address: str, token: str) -> str:

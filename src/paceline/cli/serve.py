@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`paceline serve`: start the server of a run whose workers are elsewhere."""
+
+from functools import partial
+from pathlib import Path
+
+from paceline.cli.run import Load, start
+from paceline.cli.verb_options import ServeOptions
+from paceline.errors import SpecError
+from paceline.run.launch.launcher import Reachable
+from paceline.run.launch.run_folder import write_token
+from paceline.run.net.address import is_loopback, tcp_address
+
+__all__ = ["run"]
+
+
+def run(options: ServeOptions, load: Load) -> None:
+    """Start or resume the run, wait until it ends, exit with its code."""
+    address = tcp_address(options.listen)
+    if options.token_file is None and not is_loopback(address):
+        raise SpecError(
+            f"other hosts can reach {options.listen}, so their workers need a secret: give a "
+            "--token-file, which is created if it doesn't exist, and copy it to their hosts"
+        )
+    start(options, load, partial(_reachable, address, options.token_file))
+
+
+def _reachable(address: str, token_file: Path | None, run_dir: Path) -> Reachable:
+    """Return how workers reach the server; create the token if there is none."""
+    path = token_file or run_dir / "token"
+    try:
+        if not path.exists():
+            write_token(path)
+        elif path.stat().st_mode & 0o077:
+            raise SpecError(f"others can read the token in {path}; run: chmod 600 {path}")
+    except OSError as error:
+        raise SpecError(f"cannot write the token to {path}: {error.strerror}") from None
+    return Reachable(address, path.resolve())
