@@ -192,6 +192,34 @@ def test_slow_transfer_that_arrives_still_counts():
     assert [c.worker for c in traffic.cluster.updates[-1].contributions] == [0, 1]
 
 
+def test_worker_that_was_slow_needs_no_place_until_it_is_fast_again():
+    traffic = learned("async", places=1, usual=1.0)
+    traffic.announce(2)
+    traffic.announce(0)
+    traffic.wait()
+    traffic.arrive(2, after=5.0)
+    traffic.arrive(0)
+
+    assert traffic.announce(1, 0, 2) == [1, 2]
+    assert traffic.queue.placed == (1,)
+    traffic.arrive(2, after=0.5)
+    assert traffic.announce(2) == []
+    assert traffic.arrive(1) == [0]
+    assert traffic.arrive(0) == [2]
+
+
+def test_worker_that_was_slow_sends_only_what_counts():
+    traffic = learned("backup:1", places=2)
+    traffic.announce(2)
+    traffic.announce(0, 1)
+    traffic.wait()
+    traffic.arrive(0)
+    traffic.arrive(1)
+    traffic.cluster.abandon(2)
+
+    assert traffic.announce(0, 1, 2) == [0, 1]
+
+
 def test_all_that_count_are_admitted_until_the_usual_time_is_known():
     """Otherwise a first transfer that is stalled could block the run forever."""
     traffic = Traffic("backup:2", places=1)

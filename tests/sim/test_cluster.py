@@ -56,3 +56,15 @@ def test_fault_of_a_worker_that_the_run_does_not_have_is_refused():
     cluster.validate(RunSpec(workers=4))
     with pytest.raises(SpecError, match="the workers are 0 to 2"):
         cluster.validate(RunSpec(workers=3))
+
+
+def test_network_of_a_worker_that_the_run_does_not_have_is_refused():
+    cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB; worker 3 2MB")
+    cluster.validate(RunSpec(workers=4))
+    with pytest.raises(SpecError, match="names worker 3"):
+        cluster.validate(RunSpec(workers=3))
+
+
+def test_stall_without_a_network_is_refused():
+    with pytest.raises(SpecError, match="needs a network whose link can stall"):
+        Cluster.parse("1s", faults="stall 1 at 1s").validate(RunSpec(workers=2))

@@ -8,7 +8,10 @@ from paceline.sim.faults import Fault, parse_faults
 
 
 def test_every_form_is_parsed_and_printed_back():
-    text = "kill 3 at 10s; kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 2 at 1s for 2s"
+    text = (
+        "kill 3 at 10s; kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 2 at 1s for 2s; "
+        "stall 1 at 2s; stall any every 1m for 5s"
+    )
 
     faults = parse_faults(text)
 
@@ -17,6 +20,8 @@ def test_every_form_is_parsed_and_printed_back():
         Fault("kill", 3, 10.0, repeats=False, lasting=5.0),
         Fault("kill", None, 600.0, repeats=True, lasting=60.0),
         Fault("freeze", 2, 1.0, repeats=False, lasting=2.0),
+        Fault("stall", 1, 2.0, repeats=False, lasting=None),
+        Fault("stall", None, 60.0, repeats=True, lasting=5.0),
     )
     assert parse_faults("; ".join(map(str, faults))) == faults
 

@@ -1,83 +1,70 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Links that are shared equally: complete logs of when transfers end."""
+"""Network strings, and what they say about hosts."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline.errors import SpecError
-from paceline.sim.engine import Engine
-from paceline.sim.network import Link, Network, parse_network
+from paceline.sim.network import NETWORK_FORM, TRANSFERS, Network, parse_network
+from paceline.spec import RunSpec
 
 
-def ends(transfers, bandwidth=10.0, servers=1):
-    """Return when transfers of (start, size) end, by their index in the list."""
-    engine, log = Engine(), {}
-    link = Link(engine, Network(model_bytes=1, bandwidth=bandwidth, servers=servers))
-
-    def begin(i, size):
-        link.begin(size, lambda: log.__setitem__(i, engine.now))
-
-    for i, (at, size) in enumerate(transfers):
-        engine.at(at, begin, i, size)
-    while engine.step():
-        pass
-    return [log[i] for i in range(len(transfers))]
-
-
-def test_one_transfer_has_the_whole_link():
-    assert ends([(0, 100)]) == [10.0]
-
-
-def test_two_simultaneous_transfers_take_twice_as_long():
-    assert ends([(0, 100), (0, 100)]) == [20.0, 20.0]
-
-
-def test_second_transfer_slows_the_first_only_while_it_lasts():
-    # Alone for 5 s (50 bytes), together for 10 s (50 bytes each), then the second alone again.
-    assert ends([(0, 100), (5, 100)]) == [15.0, 20.0]
-
-
-def test_small_transfer_overtakes_a_large_one():
-    assert ends([(0, 100), (0, 20)]) == [12.0, 4.0]
-
-
-def test_several_servers_are_one_wider_link_but_a_workers_own_link_limits_it():
-    assert ends([(0, 100)], servers=4) == [10.0]
-    assert ends([(0, 100)] * 4, servers=4) == [10.0] * 4
-    assert ends([(0, 100)] * 8, servers=4) == [20.0] * 8
-
-
-def test_aborted_transfer_frees_the_link_and_returns_the_bytes_moved():
-    engine, log = Engine(), []
-    link = Link(engine, Network(model_bytes=1, bandwidth=10.0))
-    first = link.begin(100, lambda: log.append(("first", engine.now)))
-    link.begin(100, lambda: log.append(("second", engine.now)))
-    engine.at(4.0, lambda: log.append(("moved", link.abort(first))))
-
-    while engine.step():
-        pass
-
-    # 20 bytes each in the first 4 s, then 80 bytes alone.
-    assert log == [("moved", 20.0), ("second", 12.0)]
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 200)), min_size=1, max_size=12))
-def test_link_moves_all_bytes_within_its_capacity(transfers):
-    finished = ends(transfers)
-
-    first, last = min(at for at, _ in transfers), max(finished)
-    total = sum(size for _, size in transfers)
-    assert last - first >= total / 10.0 - 1e-6
-    for (at, size), end in zip(transfers, finished, strict=True):
-        assert end >= at + size / 10.0 - 1e-6
-
-
-def test_printed_network_parses_back():
+def test_settings_have_defaults():
     network = parse_network("model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=2")
 
     assert network == Network(100e6, 1.25e9, 0.0005, 2)
+    assert not network.beside
+    assert network.places == 2 * TRANSFERS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=2",
+        "model=1MB,bandwidth=125MB,servers=4,beside=true,transfers=all",
+        "model=1MB,bandwidth=125MB,transfers=3; worker 3 12.5MB; workers 0,5-6 1GB",
+        NETWORK_FORM,
+    ],
+)
+def test_printed_network_parses_back(text):
+    network = parse_network(text)
+
     assert parse_network(str(network)) == network
+
+
+def test_links_of_workers_are_named_one_by_one_or_together():
+    network = parse_network("model=1MB,bandwidth=100MB; worker 3 10MB; workers 0, 5-6 1GB")
+
+    assert [network.link(worker) for worker in range(8)] == [
+        1e9, 1e8, 1e8, 1e7, 1e8, 1e9, 1e9, 1e8,
+    ]  # fmt: skip
+
+
+def test_servers_run_on_the_first_hosts_if_they_are_beside_workers():
+    beside = parse_network("model=1MB,bandwidth=1MB,servers=2,beside=true")
+    apart = parse_network("model=1MB,bandwidth=1MB,servers=2")
+
+    assert [beside.hosts_server(worker) for worker in range(3)] == [True, True, False]
+    assert not any(apart.hosts_server(worker) for worker in range(3))
+
+
+def test_all_transfers_at_once_have_no_places():
+    assert parse_network("model=1MB,bandwidth=1MB,transfers=all").places is None
+    assert parse_network("model=1MB,bandwidth=1MB,transfers=3,servers=2").places == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("; worker 4 1MB", "names worker 4; the workers are 0 to 3"),
+        (",servers=5,beside=true", "5 servers can't run beside 4 workers; write servers=4"),
+    ],
+)
+def test_network_must_fit_the_run(text, reason):
+    network = parse_network("model=1MB,bandwidth=1MB" + text)
+
+    network.validate(RunSpec(workers=5))
+    with pytest.raises(SpecError, match=reason):
+        network.validate(RunSpec(workers=4))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +79,13 @@ def test_printed_network_parses_back():
         ("model=1MB,bandwidth=1GB,servers=0", "servers must be >= 1"),
         ("model=1MB,bandwidth=1GB,servers=1.9", "servers must be a whole number"),
         ("model=big,bandwidth=1GB", "model must be a size"),
+        ("model=1MB,bandwidth=1GB,beside=yes", "beside must be true or false, got 'yes'"),
+        ("model=1MB,bandwidth=1GB,transfers=0", "transfers must be >= 1 or all, got 0"),
+        ("model=1MB,bandwidth=1GB,transfers=some", "transfers must be a number"),
+        ("model=1MB,bandwidth=1GB,transfers=1.5", "transfers must be a whole number"),
+        ("model=1MB,bandwidth=1GB; worker 3", "'worker 3' is not the link of a worker"),
+        ("model=1MB,bandwidth=1GB; worker 3 0", "bandwidth must be > 0"),
+        ("model=1MB,bandwidth=1GB; worker 5-3 1MB", "worker ids must be like 0,3-5"),
     ],
 )
 def test_bad_string_is_refused_with_the_correct_form(text, reason):

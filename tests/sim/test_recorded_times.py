@@ -136,7 +136,7 @@ def test_transit_counts_as_computation_without_a_network():
     with_it = recorded_times(trace, seed=0, with_travel=True)
     without = recorded_times(trace, seed=0, with_travel=False)
 
-    np.testing.assert_allclose(with_it.times[0], [5.2] * 3)
+    np.testing.assert_allclose(with_it.times[0], [5.4] * 3)
     assert without.times[0].tolist() == [1.0] * 3
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The event-driven simulator: faults, traffic, pauses, ends, and what it reports to the core."""
 
+from itertools import pairwise
+
 import pytest
 
 from paceline.core.decider import Decider, replay
@@ -70,7 +72,8 @@ def test_policy_observes_every_update_in_the_simulator_and_in_a_replay():
 
 
 def test_cancelling_late_work_saves_traffic():
-    cluster = Cluster.parse("exp:20ms,shift=50ms; worker 3 x4", "model=10MB,bandwidth=10GB")
+    network = "model=10MB,bandwidth=10GB,transfers=all"
+    cluster = Cluster.parse("exp:20ms,shift=50ms; worker 3 x4", network)
 
     cancel = summarize(whole("backup:1", cluster, steps=100))
     finish = summarize(whole("backup:1", cluster, steps=100, late="finish"))
@@ -82,18 +85,29 @@ def test_cancelling_late_work_saves_traffic():
     assert cancel.sent_bytes_per_update == pytest.approx(70e6, rel=0.05)
 
 
-def test_network_adds_delay_and_shared_transfer_to_each_step():
-    """Two workers pull and push 1 MB each over one 1 MB/s link: 2 s + 1 s + 2 s + two delays."""
+def test_network_adds_delays_and_shared_transfers_to_each_step():
+    """Two workers pull and push 1 MB each over one 1 MB/s link: 2 s + 1 s + 2 s + four delays.
+
+    The delays are those of the parameters, the announcement, the admission and the gradient.
+    """
     cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms")
 
     summary = summarize(whole("sync", cluster, workers=2, steps=3))
 
-    assert summary.step_s.mean == pytest.approx(5.2)
+    assert summary.step_s.mean == pytest.approx(5.4)
     assert summary.sent_bytes_per_update == pytest.approx(4e6)
 
 
+def test_without_admission_nothing_is_announced():
+    cluster = Cluster.parse("1s", "model=1MB,bandwidth=1MB,delay=100ms,transfers=all")
+
+    summary = summarize(whole("sync", cluster, workers=2, steps=3))
+
+    assert summary.step_s.mean == pytest.approx(5.2)
+
+
 def test_gradient_in_transit_when_its_version_closes_is_late_and_partly_sent():
-    cluster = Cluster.parse("1s; worker 1 x1.5", "model=1MB,bandwidth=1MB")
+    cluster = Cluster.parse("1s; worker 1 x1.5", "model=1MB,bandwidth=1MB,transfers=all")
 
     trace = whole("backup:1", cluster, workers=2, steps=1)
 
@@ -102,6 +116,101 @@ def test_gradient_in_transit_when_its_version_closes_is_late_and_partly_sent():
     # and by the end of worker 0's push at 4.5 s it has sent as much as worker 0 since: half.
     assert (last.worker, last.fate, last.t) == (1, Fate.LATE, 4.5)
     assert last.pushed_bytes == pytest.approx(0.5e6)
+
+
+def test_gradient_that_is_queued_when_its_version_closes_is_late_and_never_sent():
+    cluster = Cluster.parse("1s; worker 1 x1.5", "model=1MB,bandwidth=1MB")
+
+    trace = whole("backup:1", cluster, workers=2, steps=2)
+
+    # Since no transfer time is known, the first version is as above.
+    *_, first, last = trace.gradients()
+    assert (first.worker, first.fate, first.t) == (0, Fate.ACCEPTED, 8.5)
+    assert (last.worker, last.fate, last.t, last.pushed_bytes) == (1, Fate.LATE, 8.5, 0.0)
+
+
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+def test_gradient_that_is_announced_too_late_is_never_sent(late):
+    """The announcement of worker 1 and the end of the version cross each other."""
+    cluster = Cluster.parse("1s; worker 1 x1.25", "model=1KB,bandwidth=1MB,delay=100ms")
+
+    trace = whole("backup:1", cluster, workers=2, steps=20, late=late)
+
+    late_ones = [g for g in trace.gradients() if g.fate is Fate.LATE and g.version]
+    assert late_ones
+    assert {g.pushed_bytes for g in late_ones} == {0.0}
+    assert {g.compute_s for g in late_ones} == {1.25}
+
+
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+@pytest.mark.parametrize("workers", [4, 16])
+def test_backups_send_nothing_in_vain_over_equal_links(late, workers):
+    """But for the first version, whose transfers are all admitted at once."""
+    cluster = Cluster.parse("50ms + exp:5ms", "model=100MB,bandwidth=125MB,delay=0.1ms")
+
+    trace = whole("backup:1", cluster, workers=workers, steps=40, late=late)
+
+    assert vain_share(trace) <= 0.01
+
+
+def vain_share(trace):
+    """Return the share of the pushed bytes that were of dropped gradients."""
+    pushed = {True: 0.0, False: 0.0}
+    for gradient in trace.gradients():
+        pushed[gradient.fate is Fate.ACCEPTED] += gradient.pushed_bytes
+    return pushed[False] / sum(pushed.values())
+
+
+HOSTS = "model=100MB,bandwidth=125MB,delay=0.1ms,beside=true"
+
+
+def test_four_hosts_with_servers_beside_all_workers_reach_the_bound_of_a_ring():
+    """75 MB leave each host twice per update, at 125 MB/s."""
+    trace = whole("sync", Cluster.parse("0s", HOSTS + ",servers=4"))
+
+    assert summarize(trace).step_s.mean == pytest.approx(1.2, rel=0.01)
+
+
+def test_backup_does_not_wait_for_a_host_with_a_slow_link():
+    """Two thirds of 100 MB leave each fast host twice, and each sends the slow one a little."""
+    cluster = Cluster.parse("50ms", HOSTS + ",servers=3; worker 3 12.5MB")
+
+    trace = whole("backup:1", cluster, steps=60)
+
+    assert summarize(trace).step_s.mean == pytest.approx(1.15, rel=0.02)
+    assert summarize(whole("sync", cluster, steps=10)).step_s.mean == pytest.approx(16, rel=0.01)
+
+
+def test_killed_worker_frees_its_place_and_its_announcement_is_forgotten():
+    """In the second version, worker 1 sends from 10.2 s and worker 2 is queued."""
+    network = "model=100MB,bandwidth=100MB,transfers=1"
+    faults = "kill 1 at 10.5s; kill 2 at 10.5s for 10s"
+    cluster = Cluster.parse("100ms", network, faults)
+
+    trace = whole("sync", cluster, workers=3, steps=3)
+
+    assert [u.contributors for u in trace.updates()] == [(0, 1, 2), (0,), (0,)]
+    assert [u.t for u in trace.updates()] == pytest.approx([6.1, 10.5, 12.6])
+
+
+def test_stalled_link_blocks_only_a_rule_that_needs_its_worker():
+    network = "model=100MB,bandwidth=100MB"
+    cluster = Cluster.parse("100ms", network, "stall 2 at 20s for 100s; stall 2 at 30s for 10s")
+
+    backup = [u.t for u in whole("backup:1", cluster, workers=3, steps=30).updates()]
+    sync = [u.t for u in whole("sync", cluster, workers=3, steps=30).updates()]
+
+    longest = max(later - earlier for earlier, later in pairwise(backup))
+    assert longest < 6.1 + 2 * 2.1  # as usual, plus twice the usual time of a transfer
+    assert max(later - earlier for earlier, later in pairwise(sync)) > 100
+
+
+def test_link_that_stalls_for_good_ends_a_run_that_needs_it_as_stalled():
+    cluster = Cluster.parse("100ms", "model=100MB,bandwidth=100MB", "stall 2 at 20s")
+
+    trace = whole("sync", cluster, workers=3, steps=30)
+
+    assert trace.records[-1].reason.startswith("stalled: ")
 
 
 def test_run_continues_without_a_dead_worker_until_it_returns():
@@ -179,7 +288,7 @@ def test_until_ends_the_run_after_the_pending_update():
 @pytest.mark.parametrize("faults", ["", "kill 2 at 10ms for 1.4s"])
 def test_faults_and_joins_after_the_last_update_change_nothing(faults):
     """The run ends after 1 s and two delays; worker 1 answers half a second later."""
-    network = "model=1,bandwidth=1GB,delay=150ms"
+    network = "model=1,bandwidth=1GB,delay=150ms,transfers=all"
     cluster = Cluster.parse("1s; worker 1 x9", network, faults)
     spec = RunSpec(workers=3, steps=1)
 

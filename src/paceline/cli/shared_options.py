@@ -92,14 +92,18 @@ Network = Annotated[
     str,
     typer.Option(
         help="The cost of moving the model, such as "
-        "'model=100MB, bandwidth=1.25GB, delay=0.5ms, servers=1'. Without it, moving data is free."
+        "'model=100MB, bandwidth=1.25GB, delay=0.5ms, servers=1'. Add 'beside=true' if server i "
+        "runs on the host of worker i, 'transfers=N' for the number of gradients that are sent to "
+        "a server at a time (2 by default, or 'all'), and '; worker 3 12.5MB' for a worker with "
+        "another bandwidth. Without it, moving data is free."
     ),
 ]
 Faults = Annotated[
     str,
     typer.Option(
         help="Faults to simulate: 'kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 3 at "
-        "10s for 5s'."
+        "10s for 5s; stall 3 at 10s for 5s'. A stall needs a network: no parameters or gradients "
+        "of the worker move."
     ),
 ]
 Late = Annotated[

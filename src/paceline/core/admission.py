@@ -11,11 +11,15 @@ Theory of operation
 
     A transfer that takes longer than twice the usual time gives up its place. It goes on, but
     nothing waits for it any more: the next worker is admitted as if this transfer didn't exist. So
-    a link that is slow or stalled never blocks a rule that can do without its worker. The usual
-    time is the median of recent transfers. Before the first transfer has arrived no time is usual,
-    so no transfer holds a place and all that count are admitted at once: the first may be stalled,
-    and any guess could be too short for a large model and too long for a small one. This costs at
-    most one gradient of each worker, once.
+    a link that is slow or stalled never blocks a rule that can do without its worker. The next
+    gradient of that worker needs no place: it is admitted as soon as it counts, because its own
+    link limits it and leaves the rest to the others. This ends when one of its transfers is as fast
+    as usual.
+
+    The usual time is the median of recent transfers. Before the first transfer has arrived no time
+    is usual, so no transfer holds a place and all that count are admitted at once: the first may be
+    stalled, and any guess could be too short for a large model and too long for a small one. This
+    costs at most one gradient of each worker, once.
 
 Rules for this module
     As in the decider: no clock, no random numbers, no sockets. The shell says what happened, calls
@@ -48,7 +52,9 @@ class AdmissionQueue:
         self._waiting: dict[int, None] = {}  # announced, not admitted; an ordered set
         self._placed: dict[int, None] = {}  # admitted and holding a place, oldest first
         self._began: dict[int, float] = {}  # when each transfer in progress was admitted
+        self._slow: set[int] = set()  # workers whose last transfer took too long for a place
         self._took_s: deque[float] = deque(maxlen=RECENT)
+        self._patience_s = 0.0  # how long a transfer holds its place; 0: not known yet
 
     def __contains__(self, worker: int) -> bool:
         """Return whether this worker waits for admission or was admitted."""
@@ -72,7 +78,11 @@ class AdmissionQueue:
         """Record that the last byte of the worker's gradient has arrived."""
         began = self._began.get(worker)
         if began is not None:
-            self._took_s.append(now - began)
+            took_s = now - began
+            if took_s <= self._patience_s:
+                self._slow.discard(worker)
+            self._took_s.append(took_s)
+            self._patience_s = PATIENCE * median(self._took_s)
         self.withdraw(worker)
 
     def withdraw(self, worker: int) -> None:
@@ -85,31 +95,44 @@ class AdmissionQueue:
         """Return the workers that may send from now on, in the order of their announcement."""
         for worker in [w for w in self._placed if now >= self._gives_up_at(w)]:
             del self._placed[worker]
+            self._slow.add(worker)
         admitted: list[int] = []
-        if not self._waiting or len(self._placed) >= self._places:
+        if not self._can_admit():
             return admitted
         forecast = self._forecast()
         for worker in list(self._waiting):
-            if forecast.accepts(worker):
-                del self._waiting[worker]
-                self._began[worker] = now
-                admitted.append(worker)
-                if self._took_s:
-                    self._placed[worker] = None
-                    forecast.suppose_arrival(worker)
-            if len(self._placed) >= self._places:
+            if not self._can_admit():
                 break
+            takes_place = worker not in self._slow and len(self._took_s) > 0
+            if (takes_place and self._is_full) or not forecast.accepts(worker):
+                continue
+            del self._waiting[worker]
+            self._began[worker] = now
+            admitted.append(worker)
+            if takes_place:
+                self._placed[worker] = None
+                forecast.suppose_arrival(worker)
         return admitted
 
     @property
     def next_at(self) -> float:
         """When to call `admit` again even if nothing happens until then; inf: never."""
-        if not self._waiting:
+        if not self._waiting or not self._placed:
             return inf
-        return min(map(self._gives_up_at, self._placed), default=inf)
+        return min(map(self._gives_up_at, self._placed))
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._placed) >= self._places
+
+    def _can_admit(self) -> bool:
+        """Return whether there is a place, or a worker that needs none."""
+        if self._is_full:
+            return any(worker in self._waiting for worker in self._slow)
+        return len(self._waiting) > 0
 
     def _gives_up_at(self, worker: int) -> float:
-        return self._began[worker] + PATIENCE * median(self._took_s)
+        return self._began[worker] + self._patience_s
 
     def _forecast(self) -> Forecast:
         """Return what would count after the arrival of all transfers that hold a place."""

@@ -46,7 +46,11 @@ class Cluster:
         """Raise `SpecError` if it names workers that the run doesn't have."""
         if isinstance(self.times, Latency):
             self.times.validate(spec)
+        if self.network is not None:
+            self.network.validate(spec)
         for fault in self.faults:
+            if fault.kind == "stall" and self.network is None:
+                raise SpecError(f"'{fault}' needs a network whose link can stall; give --network")
             if fault.worker is not None and fault.worker >= spec.workers:
                 raise SpecError(
                     f"'{fault}' names worker {fault.worker}; the workers are 0 to "

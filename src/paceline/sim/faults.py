@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults of a simulated cluster: workers die, come back, or freeze for a while.
+"""Faults of a simulated cluster: workers die, come back, or freeze for a while; links stall.
 
     kill 3 at 10s              worker 3 dies for good
     kill 3 at 10s for 5s       worker 3 dies and comes back five seconds later
     kill any every 10m for 1m  a random worker, at random times ten minutes apart on average
     freeze 3 at 10s for 5s     worker 3 stops computing for five seconds, but stays connected
     freeze any every 1m for 5s
+    stall 3 at 10s for 5s      no parameters or gradients of worker 3 move for five seconds
+    stall 3 at 10s             they never move again
 
-Separate several faults with semicolons. A freeze doesn't delay bytes that are in transit.
+Separate several faults with semicolons. A freeze doesn't delay bytes that are in transit. A stall
+delays neither small messages nor a server on the same host.
 """
 
 import re
@@ -19,10 +22,16 @@ from paceline.spec import parse_seconds
 
 __all__ = ["FAULT_FORM", "Fault", "parse_faults"]
 
-FAULT_FORM = "kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 3 at 10s for 5s"
+FAULT_FORM = (
+    "kill 3 at 10s for 5s; kill any every 10m for 1m; freeze 3 at 10s for 5s; stall 3 at 10s"
+)
+
+Kind = Literal["kill", "freeze", "stall"]
+
+_KINDS: dict[str, Kind] = {"kill": "kill", "freeze": "freeze", "stall": "stall"}
 
 _PATTERN = re.compile(
-    r"(?P<kind>kill|freeze)\s+(?P<worker>\d+|any)\s+(?P<when>at|every)\s+(?P<time>\S+)"
+    r"(?P<kind>kill|freeze|stall)\s+(?P<worker>\d+|any)\s+(?P<when>at|every)\s+(?P<time>\S+)"
     r"(\s+for\s+(?P<lasting>\S+))?"
 )
 
@@ -31,7 +40,7 @@ _PATTERN = re.compile(
 class Fault:
     """One fault, which happens once or repeatedly."""
 
-    kind: Literal["kill", "freeze"]
+    kind: Kind
     worker: int | None  # None: any
     time: float  # when it happens, or the mean interval if `repeats`
     repeats: bool
@@ -53,7 +62,7 @@ def _parse_fault(text: str) -> Fault:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise SpecError(f"cannot parse fault {text!r}; write {FAULT_FORM}")
-    kind: Literal["kill", "freeze"] = "kill" if match["kind"] == "kill" else "freeze"
+    kind = _KINDS[match["kind"]]
     worker = None if match["worker"] == "any" else int(match["worker"])
     lasting = None if match["lasting"] is None else parse_seconds(match["lasting"], "for")
     time = parse_seconds(match["time"], match["when"])

@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The network of a simulated cluster: a delay, and links that transfers share equally.
+"""What the network of a simulated cluster is like, and its string.
 
-A transfer between a worker and the servers takes `delay` seconds plus the time for its bytes. Each
-server's link carries `bandwidth` bytes per second in each direction, independently, and all
-transfers in one direction share it equally. A model on several servers is spread evenly, so s
-servers act as one link that is s times as wide. No transfer is faster than the worker's own link,
-which has the `bandwidth` of one server's.
+    model=100MB,bandwidth=125MB              parameters and gradients of 100 MB, links of 1 Gbit/s
+    ...,delay=0.5ms                          how long a message takes
+    ...,servers=4                            the model is spread evenly over this many servers
+    ...,beside=true                          server i runs on the host of worker i
+    ...,transfers=2                          gradients sent to each server at a time, or all
+    ...; worker 3 12.5MB; workers 5-7 25MB   hosts with slower or faster links
 
-Because all transfers on a link have the same rate, one number describes their progress: the
-*level*, the bytes that a transfer started at time 0 would have received by now. A transfer ends
-when the level has grown by its size; starting or aborting transfers only changes how fast it grows.
+Every host has one link, which carries `bandwidth` bytes per second in each direction. By default
+all workers and servers have their own hosts. `links` computes how transfers share these links.
 """
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import count
+from functools import cached_property
 
 from paceline.errors import SpecError
-from paceline.sim.engine import Engine
-from paceline.spec import parse_bytes, parse_number, parse_seconds, split_call
+from paceline.latency.text import parse_ids
+from paceline.spec import RunSpec, parse_bytes, parse_number, parse_seconds, split_call
 
-__all__ = ["NETWORK_FORM", "Link", "Network", "Transfer", "parse_network"]
+__all__ = ["NETWORK_FORM", "Network", "parse_network"]
 
-NETWORK_FORM = "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1"
+NETWORK_FORM = (
+    "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1,beside=false,transfers=2; worker 3 125MB"
+)
+
+TRANSFERS = 2  # the default; bench/admission.py measures others
+
+_SETTINGS = {"model", "bandwidth", "delay", "servers", "beside", "transfers"}
+_OWN_LINK = re.compile(r"workers?\s*([\d,\s-]*\d)\s+(\S+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Network:
     """The cost of moving parameters and gradients."""
 
@@ -34,28 +40,70 @@ class Network:
     bandwidth: float
     delay: float = 0.0
     servers: int = 1
+    beside: bool = False  # whether server i runs on the host of worker i
+    transfers: int | None = TRANSFERS  # admitted at a time for each server; None: all
+    own_links: tuple[tuple[int, float], ...] = ()  # workers with another bandwidth
 
     def __post_init__(self) -> None:
         if self.model_bytes <= 0:
             raise SpecError(f"model must be > 0 bytes, got {self.model_bytes}")
-        if self.bandwidth <= 0:
-            raise SpecError(f"bandwidth must be > 0 bytes a second, got {self.bandwidth}")
+        slowest = min([self.bandwidth, *self._own.values()])
+        if slowest <= 0:
+            raise SpecError(f"bandwidth must be > 0 bytes a second, got {slowest}")
         if self.delay < 0:
             raise SpecError(f"delay must be >= 0 seconds, got {self.delay}")
         if self.servers < 1:
             raise SpecError(f"servers must be >= 1, got {self.servers}")
+        if self.transfers is not None and self.transfers < 1:
+            raise SpecError(f"transfers must be >= 1 or all, got {self.transfers}")
+
+    @cached_property
+    def _own(self) -> dict[int, float]:
+        return dict(self.own_links)
+
+    def link(self, worker: int) -> float:
+        """Return the bandwidth of this worker's host."""
+        return self._own.get(worker, self.bandwidth)
+
+    def hosts_server(self, worker: int) -> bool:
+        """Return whether a server runs on the host of this worker."""
+        return self.beside and worker < self.servers
+
+    @property
+    def places(self) -> int | None:
+        """How many gradients are sent at a time, to all servers together; None: all."""
+        return None if self.transfers is None else self.transfers * self.servers
+
+    def validate(self, spec: RunSpec) -> None:
+        """Raise `SpecError` if it names workers or hosts that the run doesn't have."""
+        for worker in self._own:
+            if worker >= spec.workers:
+                raise SpecError(
+                    f"network '{self}' names worker {worker}; the workers are 0 to "
+                    f"{spec.workers - 1}"
+                )
+        if self.beside and self.servers > spec.workers:
+            raise SpecError(
+                f"{self.servers} servers can't run beside {spec.workers} workers; "
+                f"write servers={spec.workers}"
+            )
 
     def __str__(self) -> str:
-        return (
+        transfers = "all" if self.transfers is None else self.transfers
+        parts = [
             f"model={self.model_bytes:g},bandwidth={self.bandwidth:g},"
-            f"delay={self.delay:g},servers={self.servers}"
-        )
+            f"delay={self.delay:g},servers={self.servers},"
+            f"beside={str(self.beside).lower()},transfers={transfers}"
+        ]
+        parts += [f"worker {worker} {bandwidth:g}" for worker, bandwidth in self.own_links]
+        return "; ".join(parts)
 
 
 def parse_network(text: str) -> Network:
     """Parse a network string such as `NETWORK_FORM`."""
-    _, values, named = split_call(f"network:{text}")
-    unknown = values or sorted(named.keys() - {"model", "bandwidth", "delay", "servers"})
+    settings, *own_links = (part.strip() for part in text.split(";"))
+    _, values, named = split_call(f"network:{settings}")
+    unknown = values or sorted(named.keys() - _SETTINGS)
     missing = sorted({"model", "bandwidth"} - named.keys())
     if unknown or missing:
         what = f"{unknown[0]!r} is not a setting" if unknown else f"{missing[0]} is missing"
@@ -65,82 +113,35 @@ def parse_network(text: str) -> Network:
             model_bytes=parse_bytes(named["model"], "model"),
             bandwidth=parse_bytes(named["bandwidth"], "bandwidth"),
             delay=parse_seconds(named.get("delay", "0"), "delay"),
-            servers=_whole(named.get("servers", "1")),
+            servers=_whole(named.get("servers", "1"), "servers"),
+            beside=_yes_or_no(named.get("beside", "false"), "beside"),
+            transfers=_whole_or_all(named.get("transfers", str(TRANSFERS)), "transfers"),
+            own_links=tuple(link for part in own_links for link in _own_links(part)),
         )
     except SpecError as error:
         raise SpecError(f"network {text!r}: {error}; write {NETWORK_FORM}") from None
 
 
-def _whole(text: str) -> int:
-    number = parse_number(text, "servers")
+def _own_links(text: str) -> list[tuple[int, float]]:
+    found = _OWN_LINK.fullmatch(text)
+    if found is None:
+        raise SpecError(f"{text!r} is not the link of a worker")
+    bandwidth = parse_bytes(found[2], "bandwidth")
+    return [(worker, bandwidth) for worker in parse_ids(found[1])]
+
+
+def _whole(text: str, what: str) -> int:
+    number = parse_number(text, what)
     if number != int(number):
-        raise SpecError(f"servers must be a whole number, got {text!r}")
+        raise SpecError(f"{what} must be a whole number, got {text!r}")
     return int(number)
 
 
-@dataclass(eq=False, slots=True)
-class Transfer:
-    """Bytes in transit."""
-
-    size_bytes: float
-    begun_at_level: float
-    done: Callable[[], None]
-    aborted: bool = False
+def _whole_or_all(text: str, what: str) -> int | None:
+    return None if text == "all" else _whole(text, what)
 
 
-class Link:
-    """One direction of the servers' links, shared equally by all transfers on it."""
-
-    def __init__(self, engine: Engine, network: Network) -> None:
-        self._engine = engine
-        self._each_at_most = network.bandwidth
-        self._capacity = network.bandwidth * network.servers
-        self._level = 0.0  # bytes that a transfer started at time 0 would have received
-        self._level_at = 0.0
-        self._active = 0
-        self._ends: list[tuple[float, int, Transfer]] = []  # a heap by the level at the end
-        self._numbers = count()
-        self._wake = 0  # number of the newest wake-up; older ones are obsolete
-
-    def begin(self, size_bytes: float, done: Callable[[], None]) -> Transfer:
-        """Start a transfer; `done` is called at its end."""
-        self._advance()
-        transfer = Transfer(size_bytes, self._level, done)
-        heappush(self._ends, (self._level + size_bytes, next(self._numbers), transfer))
-        self._active += 1
-        self._schedule()
-        return transfer
-
-    def abort(self, transfer: Transfer) -> float:
-        """Stop a transfer in progress; return how many of its bytes were moved."""
-        self._advance()
-        transfer.aborted = True
-        self._active -= 1
-        self._schedule()
-        return min(transfer.size_bytes, self._level - transfer.begun_at_level)
-
-    def _rate(self) -> float:
-        return min(self._each_at_most, self._capacity / self._active)
-
-    def _advance(self) -> None:
-        if self._active:
-            self._level += self._rate() * (self._engine.now - self._level_at)
-        self._level_at = self._engine.now
-
-    def _schedule(self) -> None:
-        while self._ends and self._ends[0][2].aborted:
-            heappop(self._ends)
-        self._wake += 1
-        if self._ends:
-            wait_s = max(0.0, self._ends[0][0] - self._level) / self._rate()
-            self._engine.at(self._engine.now + wait_s, self._on_wake, self._wake)
-
-    def _on_wake(self, wake: int) -> None:
-        if wake != self._wake:
-            return
-        self._advance()
-        end_level, _, transfer = heappop(self._ends)
-        self._level = max(self._level, end_level)  # otherwise rounding could leave a byte behind
-        self._active -= 1
-        self._schedule()
-        transfer.done()
+def _yes_or_no(text: str, what: str) -> bool:
+    if text not in ("true", "false"):
+        raise SpecError(f"{what} must be true or false, got {text!r}")
+    return text == "true"

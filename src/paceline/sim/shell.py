@@ -6,14 +6,20 @@ shell reports to the core. A message takes the network's delay; bytes take the t
 links give them. A worker that is cancelled stops at once in any of these phases; if it has already
 computed its gradient, it reports that without sending the rest. Without a network, pull and push
 take no time.
+
+A worker announces its gradient and pushes when the core's `AdmissionQueue` admits it, unless the
+network is without admission (`transfers=all`). An announced gradient that no longer counts is never
+sent, even if late work is finished: that concerns only the computation.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
+from paceline.core.admission import AdmissionQueue
 from paceline.core.decider import Decider
 from paceline.core.events import (
     Action,
@@ -35,7 +41,7 @@ from paceline.latency import TimeStream
 from paceline.sim.cluster import Cluster
 from paceline.sim.engine import LAST, URGENT, Engine
 from paceline.sim.faults import Fault
-from paceline.sim.network import Link, Transfer
+from paceline.sim.links import Links, Transfer
 from paceline.trace.event_records import Measured, record_event
 from paceline.trace.schema import Ended, Record
 
@@ -63,6 +69,7 @@ class SimulatedWorker:
     pulled_bytes: float = 0.0
     pushed_bytes: float = 0.0
     frozen_until: float = 0.0
+    stalled_until: float = 0.0
     stage: int = 0  # increases with each change, so that obsolete callbacks can be ignored
 
     def end(self) -> None:
@@ -85,10 +92,13 @@ class Shell:
         self._on_update = on_update
         self._engine = Engine()
         self._delay = 0.0
+        self._queue: AdmissionQueue | None = None
+        self._admits_at = inf  # when the queue is asked again even if nothing happens
         if cluster.network is not None:
             self._delay = cluster.network.delay
-            self._down = Link(self._engine, cluster.network)
-            self._up = Link(self._engine, cluster.network)
+            self._links = Links(self._engine, cluster.network)
+            if cluster.network.places is not None:
+                self._queue = AdmissionQueue(decider, cluster.network.places)
         self._workers = [
             SimulatedWorker(id, cluster.times.stream(id, self._spec.seed))
             for id in range(self._spec.workers)
@@ -129,12 +139,14 @@ class Shell:
             self._perform(action)
         while self._applied:
             self._handle(UpdateApplied(event.time, self._applied.popleft()))
+        if self._queue is not None:
+            self._admit(self._queue)
 
     def _perform(self, action: Action) -> None:
         match action:
             case SendParams():
                 self._send(self._workers[action.worker], action)
-            case Cancel() if self._spec.late == "cancel":
+            case Cancel() if self._spec.late == "cancel" or self._has_announced(action.worker):
                 self._cancel(self._workers[action.worker], action.turn)
             case ApplyUpdate():
                 self._faults_since_update = 0
@@ -173,7 +185,7 @@ class Shell:
                 worker.pulled_bytes, worker.transfer = size, None
                 self._compute(worker)
 
-            worker.transfer = self._down.begin(size, done)
+            worker.transfer = self._links.begin("down", worker.id, size, done)
 
     def _compute(self, worker: SimulatedWorker) -> None:
         worker.computing = True
@@ -189,7 +201,35 @@ class Shell:
         if self._cluster.network is None:
             self._report_gradient(worker, stage)
         else:
-            self._engine.at(self._engine.now + self._delay, self._push, worker, stage)
+            then = self._push if self._queue is None else self._on_announced
+            self._engine.at(self._engine.now + self._delay, then, worker, stage)
+
+    def _on_announced(self, worker: SimulatedWorker, stage: int) -> None:
+        if worker.stage != stage or self._queue is None:
+            return
+        if self._decider.would_accept(worker.id):
+            self._queue.announce(worker.id)
+            self._admit(self._queue)
+        else:  # nothing needs to be sent: the announcement is its report
+            self._report_gradient(worker, stage)
+
+    def _admit(self, queue: AdmissionQueue) -> None:
+        """Let the workers push that the queue admits; they hear of it, and then bytes travel."""
+        for id in queue.admit(self._engine.now):
+            worker = self._workers[id]
+            begins = self._engine.now + 2 * self._delay
+            self._engine.at(begins, self._push, worker, worker.stage)
+        next_at = queue.next_at
+        if next_at not in (inf, self._admits_at):
+            self._engine.at(next_at, self._admit, queue, priority=LAST)
+        self._admits_at = next_at
+
+    def _has_announced(self, worker: int) -> bool:
+        return self._queue is not None and worker in self._queue
+
+    def _withdraw(self, worker: SimulatedWorker) -> None:
+        if self._queue is not None:
+            self._queue.withdraw(worker.id)
 
     def _push(self, worker: SimulatedWorker, stage: int) -> None:
         if worker.stage == stage and self._cluster.network is not None:
@@ -197,9 +237,11 @@ class Shell:
 
             def done() -> None:
                 worker.pushed_bytes, worker.transfer = size, None
+                if self._queue is not None:
+                    self._queue.arrived(worker.id, self._engine.now)
                 self._report_gradient(worker, stage)
 
-            worker.transfer = self._up.begin(size, done)
+            worker.transfer = self._links.begin("up", worker.id, size, done)
 
     def _report_gradient(self, worker: SimulatedWorker, stage: int) -> None:
         if worker.stage == stage:
@@ -215,6 +257,7 @@ class Shell:
         self._handle(event, measured)
 
     def _cancel(self, worker: SimulatedWorker, turn: int) -> None:
+        self._withdraw(worker)
         at = self._engine.now + self._delay
         self._engine.at(at, self._on_cancel, worker, turn, priority=URGENT)
 
@@ -243,8 +286,7 @@ class Shell:
 
     def _abort_transfer(self, worker: SimulatedWorker) -> None:
         if worker.transfer is not None:
-            link = self._up if worker.computed else self._down
-            moved = link.abort(worker.transfer)
+            moved = self._links.abort(worker.transfer)
             if worker.computed:
                 worker.pushed_bytes = moved
             else:
@@ -276,6 +318,8 @@ class Shell:
             worker = candidates[self._fault_rng.integers(len(candidates))]
             if fault.kind == "freeze":
                 self._freeze(worker, fault.lasting or 0.0)
+            elif fault.kind == "stall":
+                self._stall(worker, fault.lasting)
             else:
                 self._kill(worker, fault.lasting)
         # Faults alone must not keep a run going that makes no progress any more.
@@ -285,6 +329,7 @@ class Shell:
 
     def _kill(self, worker: SimulatedWorker, lasting: float | None) -> None:
         self._abort_transfer(worker)
+        self._withdraw(worker)
         lost = Measured(worker.asked_at) if worker.turn else None
         self._working -= worker.turn > 0
         worker.end()
@@ -306,3 +351,14 @@ class Shell:
             worker.stage += 1
             ends = worker.began + worker.compute_s
             self._engine.at(ends, self._on_computed, worker, worker.stage)
+
+    def _stall(self, worker: SimulatedWorker, lasting: float | None) -> None:
+        ends = inf if lasting is None else self._engine.now + lasting
+        worker.stalled_until = max(worker.stalled_until, ends)
+        self._links.set_stalled(worker.id, True, worker.transfer)
+        if lasting is not None:
+            self._engine.at(ends, self._on_stall_over, worker)
+
+    def _on_stall_over(self, worker: SimulatedWorker) -> None:
+        if self._engine.now >= worker.stalled_until:
+            self._links.set_stalled(worker.id, False, worker.transfer)
