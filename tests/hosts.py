@@ -64,12 +64,19 @@ needs_hosts = pytest.mark.skipif(_reason is not None, reason=_reason or "")
 
 
 class Hosts:
-    """Hosts with the numbers 0 to `count - 1`. `bandwidth` is in bytes per second."""
+    """Hosts with the numbers 0 to `count - 1`.
 
-    def __init__(self, count: int, bandwidth: float | None = None) -> None:
+    `bandwidth` is in bytes per second, in each direction. `congestion` is TCP's congestion control,
+    such as `cubic`, if not the default of this machine.
+    """
+
+    def __init__(
+        self, count: int, bandwidth: float | None = None, congestion: str | None = None
+    ) -> None:
         serial = next(_serials)
         self.count = count
         self.bandwidth = bandwidth
+        self.congestion = congestion
         self._network = f"10.77.{serial % 256}"
         self._switch = name_of(serial, "switch")
         self._names = [name_of(serial, f"host{host}") for host in range(count)]
@@ -219,6 +226,9 @@ class Hosts:
                 f"address add {self.address(host)}/24 dev eth0",
                 namespace=name,
             )
+            if self.congestion:  # in a namespace, the kernel refuses a change of the default
+                route = f"route change {self._network}.0/24 dev eth0 src {self.address(host)}"
+                ip(f"{route} congctl {self.congestion}", namespace=name)
         ports = [
             f"link set {_cable(h)} addrgenmode none master switch up" for h in range(self.count)
         ]

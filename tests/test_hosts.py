@@ -147,6 +147,12 @@ def test_bandwidth_applies_to_every_host():
         assert seconds_to_send(hosts, 0, 1, size) > 0.7 * size / rate
 
 
+def test_connections_use_the_congestion_control_of_their_hosts():
+    with Hosts(2, congestion="reno") as hosts, connected(hosts, 0, 1) as ends:
+        names = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) for end in ends]
+    assert [name.rstrip(b"\0") for name in names] == [b"reno"] * 2
+
+
 @pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0)])
 def test_lost_packets_are_counted_and_never_arrive(source, target, hosts):
     packets = 500
