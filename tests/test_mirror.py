@@ -21,6 +21,7 @@ ABOUT_THE_PROJECT = {
     "test_docs_results.py",
     "test_examples.py",
     "test_exports.py",
+    "test_hosts.py",
     "test_layers.py",
     "test_mirror.py",
     "test_packaging.py",
