@@ -99,19 +99,23 @@ class AdmissionQueue:
         admitted: list[int] = []
         if not self._can_admit():
             return admitted
-        forecast = self._forecast()
+        forecast = Forecast(self._decider.policy, self._decider.ledger)
+        ahead = list(self._placed)
         for worker in list(self._waiting):
+            takes_place = worker not in self._slow and len(self._took_s) > 0
+            if takes_place and self._is_full:
+                continue
+            while ahead:
+                forecast.suppose_arrival(ahead.pop(0))
+            if forecast.accepts(worker):
+                del self._waiting[worker]
+                self._began[worker] = now
+                admitted.append(worker)
+                if takes_place:
+                    self._placed[worker] = None
+                    ahead.append(worker)
             if not self._can_admit():
                 break
-            takes_place = worker not in self._slow and len(self._took_s) > 0
-            if (takes_place and self._is_full) or not forecast.accepts(worker):
-                continue
-            del self._waiting[worker]
-            self._began[worker] = now
-            admitted.append(worker)
-            if takes_place:
-                self._placed[worker] = None
-                forecast.suppose_arrival(worker)
         return admitted
 
     @property
@@ -133,10 +137,3 @@ class AdmissionQueue:
 
     def _gives_up_at(self, worker: int) -> float:
         return self._began[worker] + self._patience_s
-
-    def _forecast(self) -> Forecast:
-        """Return what would count after the arrival of all transfers that hold a place."""
-        forecast = Forecast(self._decider.policy, self._decider.ledger)
-        for worker in self._placed:
-            forecast.suppose_arrival(worker)
-        return forecast

@@ -46,9 +46,8 @@ class Group:
     active: int = 0
     ends: list[tuple[float, int, "Transfer"]] = field(default_factory=list)  # a heap by level
 
-    @property
     def next_s(self) -> float:
-        """The seconds until the first of its transfers ends."""
+        """Return the seconds until the first of its transfers ends."""
         while self.ends and self.ends[0][2].number != self.ends[0][1]:
             heappop(self.ends)  # it left the group
         if not self.ends or not self.rate:
@@ -145,8 +144,8 @@ class Links:
         wait_s, first = inf, group
         for each, rate in zip(groups, rates, strict=True):
             each.rate = rate
-            if each.active and each.next_s < wait_s:
-                wait_s, first = each.next_s, each
+            if each.active and (next_s := each.next_s()) < wait_s:
+                wait_s, first = next_s, each
         self._wake += 1
         if wait_s < inf:  # otherwise all transfers are stalled
             self._engine.at(self._engine.now + wait_s, self._on_wake, self._wake, first)
