@@ -18,7 +18,7 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from ddp_loop import train_with_ddp
 from workloads import WORKLOADS
 
 from paceline.core.decider import Decider
@@ -45,19 +45,7 @@ def ddp_rank(rank: int, workers: int, name: str, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers
     )
     workload = WORKLOADS[name]()
-    workload.model = DistributedDataParallel(workload.model)
-    optimizer = torch.optim.SGD(workload.model.parameters(), lr=1e-4, momentum=0.9)
-    times = []
-    for _ in range(workload.steps + WARM_UP):
-        began = perf_counter()
-        optimizer.zero_grad()
-        workload.loss().backward()
-        optimizer.step()
-        times.append(perf_counter() - began)
-    if rank == 0:
-        Path(folder, "times").write_text("\n".join(map(str, times)), encoding="ascii")
-    dist.barrier()
-    os._exit(0)  # a normal exit was seen to hang in the threads of Gloo
+    train_with_ddp(workload, workload.steps + WARM_UP, Path(folder, "times"))
 
 
 def alone_rank(rank: int, workers: int, name: str, folder: str) -> None:
