@@ -161,8 +161,8 @@ class Listener:
             return False
         return True
 
-    # The selector reports a message until it is read, but data only when it arrives. So `wait` looks
-    # again at the connections that it has reported, in case they have not been read.
+    # The selector reports a message until it is read, but data only when it arrives. So `wait`
+    # looks again at the connections that it has reported, in case they have not been read.
 
     def _move_data(self, owner: _Connection, events: int) -> bool:
         """Let a peer send and receive data; return whether it has news."""
