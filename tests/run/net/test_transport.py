@@ -18,25 +18,19 @@ from torch import nn
 
 from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.run.net import messages
-from paceline.run.net.address import listen, of_socket
+from paceline.run.net.address import listen
 from paceline.run.net.channel import OUTBOX_BYTES
-from paceline.run.net.data_socket import DataSocket
-from paceline.run.net.handshake import connect, connect_data, new_token
+from paceline.run.net.handshake import connect, new_token
 from paceline.run.net.in_process import InProcessNetwork, InProcessStore
 from paceline.run.net.shared_memory import (
     SharedMemoryPeer,
     SharedMemoryStore,
     SharedMemoryWorker,
 )
-from paceline.run.net.tcp import TcpPeer
-from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
 from paceline.run.net.transport import Announcement
 from paceline.run.server.listener import Listener
 from paceline.run.tensors.layout import gather
-
-TIMEOUT_S = 10.0  # a test that would wait longer fails instead of hanging
-WELCOME = messages.Welcome(2, "", 0, False, False)
-REPORT = messages.GradientReport(1, 0, 0, 1, 0.5, 1.0)
+from tcp_loopback import REPORT, TIMEOUT_S, WELCOME, Tcp
 
 
 def make_spec():
@@ -72,36 +66,6 @@ class SharedMemory:
                 pass
             channel = connecting.result()
         return peers[0], SharedMemoryWorker(channel, self._spec)
-
-
-class Tcp:
-    """Real TCP connections on loopback; the gradient is sent when the server admits it."""
-
-    def __init__(self, spec):
-        self._spec = spec
-        self._token = new_token()
-        listening = listen("tcp:127.0.0.1:0")
-        self._address = of_socket(listening, "tcp:127.0.0.1:0")
-        self.store = SharedMemoryStore(spec)
-        self.connections = Listener(
-            [listening], self._token, lambda channel: TcpPeer(channel, self.store)
-        )
-
-    def connect(self):
-        """Return both ends of a new connection."""
-        before = set(self.connections._connections)
-        with ThreadPoolExecutor(1) as pool:
-            connecting = pool.submit(self._connect_worker)
-            while not connecting.done():
-                self.connections.wait(0.01)
-            worker = connecting.result()
-        [peer] = set(self.connections._connections) - before
-        return peer, worker
-
-    def _connect_worker(self):
-        channel = connect(self._address, self._token, TIMEOUT_S)
-        data = connect_data(self._address, self._token, channel.session, TIMEOUT_S)
-        return TcpWorker(ControlSocket(channel), DataSocket(data), self._spec)
 
 
 class InProcess:
@@ -678,13 +642,13 @@ def test_sending_to_a_lost_worker_raises_peer_lost(connected):
 
 def assert_lost_soon(send):
     """Expect PeerLost: at the first call, or, as with TCP, at one of the next."""
-
-    def send_repeatedly():
-        for _ in range(1000):
-            send()
-
     with pytest.raises(PeerLost):
-        send_repeatedly()
+        send_often(send)
+
+
+def send_often(send):
+    for _ in range(1000):
+        send()
 
 
 def test_sending_to_a_lost_server_raises_peer_lost(connected):

@@ -41,6 +41,9 @@ class DataSocket:
         sock.setblocking(False)
         with suppress(OSError):  # what waits in the OS can't be cancelled, so keep it short
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES)
+            # A worker that computes doesn't read, for any time, and isn't gone for that reason. The
+            # control connection notices a host that has vanished.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         self._sock = sock
 
     def fileno(self) -> int:

@@ -33,7 +33,7 @@ from paceline.run.net.messages import (
     StopPayload,
     Welcome,
 )
-from paceline.run.net.payload_stream import PayloadReceiver, PayloadSender, Span
+from paceline.run.net.payload_stream import Arrival, PayloadReceiver, PayloadSender, Span
 from paceline.run.net.transport import Announcement, Moved
 from paceline.run.tensors.layout import Views, flat
 from paceline.run.tensors.shared_region import Region
@@ -51,6 +51,9 @@ class ControlEnd(Protocol):
 
     def receive_nowait(self) -> Iterator[FromWorker]:
         """Yield the messages that have arrived."""
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Return whether there is something to receive within this time."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -119,13 +122,22 @@ class TcpPeer:
     def receive_data(self) -> None:
         """Receive what has arrived on the data connection."""
         assert self._stream is not None
+        if self._lost_by:
+            return
         try:
             for arrival in receive_payloads(self._stream, self._receiver):
-                if arrival.is_complete and self._incoming is not None:
-                    self._arrived.append(self._incoming)
-                self._incoming, self._awaited = None, 0
+                self._on_arrival(arrival)
         except (PeerLost, ProtocolError) as error:
             self._lost_by = str(error)
+
+    def _on_arrival(self, arrival: Arrival) -> None:
+        if not arrival.is_complete:  # the server never asked the worker to stop
+            raise ProtocolError(
+                f"the worker cancelled payload {arrival.number}, which the server wants"
+            )
+        if self._incoming is not None:
+            self._arrived.append(self._incoming)
+        self._incoming, self._awaited = None, 0
 
     def _send_payload(self, spans: list[Span]) -> int:
         if self._stream is None:
@@ -147,14 +159,14 @@ class TcpPeer:
             has_news = True
             if isinstance(message, GradientReport) and not message.cancelled:
                 number = self._announce()
-                admit, withdraw = partial(self._admit, message, number), partial(self._stop, number)
-                yield Announcement(message, admit, withdraw)
+                admit = partial(self._admit, message, number)
+                yield Announcement(message, admit, partial(self._stop, message, number))
             elif isinstance(message, StateUpload) and message.data_bytes:
                 self._await_upload(message, self._announce())
             else:
                 yield message
-        if self._lost_by and not has_news:  # everything that the worker sent before is received
-            raise PeerLost(self._lost_by)
+        if self._lost_by and not has_news and not self._control.wait_readable(0.0):
+            raise PeerLost(self._lost_by)  # everything that the worker sent before is received
 
     def _announce(self) -> int:
         """Return the number of a payload that the worker has announced."""
@@ -204,8 +216,10 @@ class TcpPeer:
         self._incoming = report
         self._control.send(SendPayload(payload))
 
-    def _stop(self, payload: int) -> None:
+    def _stop(self, report: GradientReport, payload: int) -> None:
         """Have the worker send nothing more of a gradient."""
+        if report in self._arrived:
+            self._arrived.remove(report)
         self._receiver.skip()
         self._incoming, self._awaited = None, 0
         self._control.send(StopPayload(payload))

@@ -146,17 +146,19 @@ class TcpWorker:
     def wait_readable(self, timeout_s: float) -> bool:
         """Return whether there is something to receive within this time."""
         until = self._monotonic() + timeout_s
-        left_s = timeout_s
-        while not self._ready and not self._is_lost and left_s >= 0:
+        left_s = max(0.0, timeout_s)
+        while not self._ready and not self._is_lost:
             self._advance(left_s)
             left_s = until - self._monotonic()
+            if left_s <= 0:  # compared here: without a timeout it looks once, on any clock
+                break
         return bool(self._ready) or self._is_lost
 
     @property
     def _is_lost(self) -> bool:
         """Whether the connection is gone, and nothing that was sent before can still arrive."""
-        is_waiting = self._receiver.is_expecting and not self._is_stream_lost
-        return self._lost_by is not None and not is_waiting
+        has_more = self._receiver.is_expecting or bool(self._inbox)
+        return self._lost_by is not None and (self._is_stream_lost or not has_more)
 
     def _advance(self, timeout_s: float | None) -> None:
         """Wait until something can be sent or received, or for this long, and do it."""
@@ -165,11 +167,8 @@ class TcpWorker:
             return
         wishes = Wishes(self._lost_by is None, self._receiver.is_expecting, bool(self._sender))
         has_message = self._control.wait(self._stream, wishes, timeout_s)
-        if has_message and self._lost_by is None:
-            try:
-                self._inbox.extend(self._control.receive_nowait())
-            except (PeerLost, ProtocolError) as error:
-                self._lost_by = error
+        if has_message:
+            self._receive_messages()
         self._deliver()
         try:
             send_payloads(self._stream, self._sender)
@@ -178,7 +177,25 @@ class TcpWorker:
                     self._complete(arrival.is_complete)
                     break  # the next payload may belong into the same memory
         except (PeerLost, ProtocolError) as error:
-            self._lost_by, self._is_stream_lost = self._lost_by or error, True
+            self._lose_stream(error)
+
+    def _receive_messages(self) -> None:
+        try:
+            self._inbox.extend(self._control.receive_nowait())
+        except (PeerLost, ProtocolError) as error:
+            self._lost_by = error
+
+    def _lose_stream(self, error: PeerLost | ProtocolError) -> None:
+        """Pass on what has arrived without a payload, such as the reason for the loss."""
+        only_messages = Wishes(message=True, to_receive=False, to_send=False)
+        while self._lost_by is None and self._control.wait(self._stream, only_messages, 0.0):
+            self._receive_messages()
+        internal = (SendPayload, StopPayload)
+        for message in self._inbox:
+            if not isinstance(message, internal) and not self._has_payload(message):
+                self._ready.append(message)
+        self._inbox.clear()
+        self._lost_by, self._is_stream_lost = self._lost_by or error, True
 
     def _deliver(self) -> None:
         """Pass on the messages that are complete, and begin to receive the next payload."""

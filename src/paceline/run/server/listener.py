@@ -250,13 +250,14 @@ class Listener:
         self._sessions.pop(connection.challenger.session, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.channel)
-        if connection.data is not None:
-            self._selector.unregister(connection.data)
-            connection.data.close()
-            connection.data = None
-        if reason:
+        if reason:  # before the data connection ends, which would tell the worker nothing
             with suppress(PeerLost):
                 connection.channel.send(Refused(reason))
+        if connection.data is not None:
+            self._selector.unregister(connection.data)
+            connection.data = None
+        if isinstance(connection.peer, TcpPeer):
+            connection.peer.close()  # it may have memory for an upload, too
         connection.channel.close()
         # The channel refers to the connection: without this, only the garbage collector would free
         # the worker's slot.
