@@ -54,6 +54,12 @@ CONCEPTS = {
     "whether processes are restarted": "--restart",
     "how often checkpoints are saved": "--checkpoint-every",
     "the run to continue": "--resume",
+    # several machines
+    "how gradients and parameters travel": "--transport",
+    "where the server can be reached": "--listen",
+    "the server to join": "--connect",
+    "the secret of a run": "--token-file",
+    "which worker this is": "--number",
     # how many updates a number of gradients needs
     "the noise of the gradients": "--noise-scale",
     "updates that sync needs": "--updates",
@@ -86,6 +92,7 @@ DIFFERENT_HELP = {
     "--late": "simulations may take it from a trace",
     "--seed": "simulations repeat exactly, runs in part",
     "--quick": "an experiment, or its tables",
+    "--token-file": "made by the server, copied to its workers",
 }
 """Options whose help depends on the verb, and why."""
 

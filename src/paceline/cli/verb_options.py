@@ -243,8 +243,8 @@ class ServeOptions(RunOptions):
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="A file with the secret that workers need to join; it is created if there is "
-            "none. Copy it to their hosts. [default: a new one in the folder of the run]"
+            help="The file with the secret that workers need to join. It is created if there is "
+            "none; copy it to their hosts. [default: a new one in the folder of the run]"
         ),
     ] = None
 

@@ -34,7 +34,9 @@ from paceline.core.decider import Decider
 from paceline.core.verdicts import Forecast
 from paceline.errors import InternalError
 
-__all__ = ["AdmissionQueue"]
+__all__ = ["TRANSFERS", "AdmissionQueue"]
+
+TRANSFERS = 2  # at a time for each server; bench/admission.py measures others
 
 RECENT = 32  # transfers that the usual time is learned from
 PATIENCE = 2.0  # times the usual time, then a transfer gives up its place

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from paceline.core.admission import TRANSFERS
 from paceline.errors import SpecError
 from paceline.latency.text import parse_ids
 from paceline.spec import RunSpec, parse_bytes, parse_number, parse_seconds, split_call
@@ -26,7 +27,6 @@ NETWORK_FORM = (
     "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1,beside=false,transfers=2; worker 3 125MB"
 )
 
-TRANSFERS = 2  # the default; bench/admission.py measures others
 
 _SETTINGS = {"model", "bandwidth", "delay", "servers", "beside", "transfers"}
 _OWN_LINK = re.compile(r"workers?\s*([\d,\s-]*\d)\s+(\S+)")

@@ -15,7 +15,11 @@ from paceline.run.net.payload_stream import CHUNK_BYTES, Arrival, PayloadReceive
 
 __all__ = ["ByteStream", "DataSocket", "receive_payloads", "send_payloads"]
 
-AT_ONCE_BYTES = 4 * CHUNK_BYTES  # moved in one call, so that one connection can't keep others out
+AT_ONCE_BYTES = 16 * CHUNK_BYTES  # moved in one call, so that one connection can't keep others out
+
+# What waits in the OS can't be cancelled. With this much a link is as fast as with more: measured
+# at 100 Mbit/s and 1 Gbit/s, and with a delay of 5 ms. A fixed SO_SNDBUF would be slow with delays.
+WAITING_BYTES = 1 << 17
 
 
 class ByteStream(Protocol):
@@ -39,8 +43,8 @@ class DataSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        with suppress(OSError):  # what waits in the OS can't be cancelled, so keep it short
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES)
+        with suppress(OSError):  # it isn't a TCP socket
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WAITING_BYTES)
             # A worker that computes doesn't read, for any time, and isn't gone for that reason. The
             # control connection notices a host that has vanished.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)

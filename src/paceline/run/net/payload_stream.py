@@ -25,7 +25,7 @@ from paceline.errors import InternalError, ProtocolError
 
 __all__ = ["CHUNK_BYTES", "Arrival", "Codec", "Exact", "PayloadReceiver", "PayloadSender", "Span"]
 
-CHUNK_BYTES = 1 << 20  # a cancellation takes effect after at most this much
+CHUNK_BYTES = 1 << 18  # a cancellation takes effect after at most this much
 _HEADER = struct.Struct("<QII")  # payload, chunk, bytes of the chunk
 _CANCELLED = 2**32 - 1  # in place of the number of a chunk
 

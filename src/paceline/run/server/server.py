@@ -103,20 +103,24 @@ class Server:
         )
         self._run_end = RunEnd(parts, recorder, self._watchers)
         self._executor = Executor(parts, recorder.began, recorder.updated)
-        ends = EndRequests(parts, self._executor, recorder.reached, self._handle, self._lose)
-        leasing = Leasing(
-            decider.leases, self._roster, self._clock, recorder, lambda: self._end is not None
-        )
-        states = StateRequests(decider, shard, self._roster, self._executor)
         self._transfers = Transfers(decider, self._roster)
-        settings_of_script = self._executor.script_settings
-        reports = Reports(parts, settings_of_script, self._transfers, self._handle, self._rejoin)
         self._end: Ended | None = None
         self._leave_at = inf  # then the run doesn't wait for workers any more
         self._has_idle_work = False
         checkpointer.begin(decider.ledger.version, self._clock.now())
-        others = {**ends.handlers, **states.handlers, **leasing.handlers, **reports.handlers}
-        self._handlers = {**self._own_handlers(), **others}
+        self._handlers = {**self._own_handlers(), **self._other_handlers(parts)}
+
+    def _other_handlers(self, parts: RunParts) -> dict[type, Callable[[PeerEnd, Any], None]]:
+        """Return the handlers of the parts that each handle a few kinds of messages."""
+        executor, recorder, leases = self._executor, self._recorder, parts.decider.leases
+        ends = EndRequests(parts, executor, recorder.reached, self._handle, self._lose)
+        leasing = Leasing(
+            leases, parts.roster, parts.clock, recorder, lambda: self._end is not None
+        )
+        states = StateRequests(parts.decider, parts.shard, parts.roster, executor)
+        script_settings = executor.script_settings
+        reports = Reports(parts, script_settings, self._transfers, self._handle, self._rejoin)
+        return {**ends.handlers, **leasing.handlers, **states.handlers, **reports.handlers}
 
     def _own_handlers(self) -> dict[type, Callable[[PeerEnd, Any], None]]:
         return {

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from paceline.core.admission import AdmissionQueue
+from paceline.core.admission import TRANSFERS, AdmissionQueue
 from paceline.core.decider import Decider
 from paceline.errors import ProtocolError
 from paceline.run.net.messages import GradientReport
@@ -19,13 +19,11 @@ from paceline.run.server.roster import Peer, Roster
 
 __all__ = ["Transfers"]
 
-PLACES = 2  # transfers at a time: one that waits for its worker must not leave the link idle
-
 
 class Transfers:
     """The transfers of gradients to one server."""
 
-    def __init__(self, decider: Decider, roster: Roster, places: int = PLACES) -> None:
+    def __init__(self, decider: Decider, roster: Roster, places: int = TRANSFERS) -> None:
         self._decider = decider
         self._roster = roster
         self._queue = AdmissionQueue(decider, places)
