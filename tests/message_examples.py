@@ -64,6 +64,9 @@ EXAMPLES = [
     messages.LeaseRequest(1),
     messages.LeaseReply(Use(1, (5,)), (0, 2)),
     messages.BatchesReturned(Use(0, (3, 4)), True),
+    messages.SendPayload(4),
+    messages.StopPayload(4),
+    messages.DataAttached(),
     messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
 ]
 """One of each message."""

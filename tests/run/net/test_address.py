@@ -9,7 +9,18 @@ import struct
 import pytest
 
 from paceline.errors import PeerLost, SpecError
-from paceline.run.net.address import accept, bind, dial, listen, listen_on
+from paceline.run.net.address import (
+    KEEP_ALIVE_S,
+    VANISHED_S,
+    accept,
+    bind,
+    dial,
+    is_tcp,
+    listen,
+    listen_on,
+    local_twin,
+    of_socket,
+)
 
 
 def new_address():
@@ -56,6 +67,54 @@ def test_tcp_connections_send_small_messages_immediately_and_notice_a_dead_host(
             for end in (client, server):
                 assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
                 assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                first_s, every_s, count, sending_ms = [
+                    end.getsockopt(socket.IPPROTO_TCP, option)
+                    for option in (
+                        socket.TCP_KEEPIDLE,
+                        socket.TCP_KEEPINTVL,
+                        socket.TCP_KEEPCNT,
+                        socket.TCP_USER_TIMEOUT,
+                    )
+                ]
+                assert first_s == every_s == KEEP_ALIVE_S
+                assert first_s + every_s * count == VANISHED_S
+                assert sending_ms == VANISHED_S * 1000
+
+
+def test_only_tcp_addresses_can_be_reached_from_other_hosts():
+    assert is_tcp("tcp:host:80")
+    assert not is_tcp("unix:/tmp/tcp:host:80")
+    assert not is_tcp("unix:@tcp:")
+
+
+def test_twin_on_this_host_depends_on_the_address_and_the_token():
+    twin = local_twin("tcp:host:80", "token")
+    assert twin == local_twin("tcp:host:80", "token")
+    assert twin not in (local_twin("tcp:host:81", "token"), local_twin("tcp:host:80", "other"))
+    assert "token" not in twin
+
+
+def test_twin_on_this_host_can_be_listened_at_and_dialed():
+    twin = local_twin("tcp:host:80", secrets.token_hex(8))
+    assert not is_tcp(twin)
+    with listen(twin) as sock, dial(twin), accept(sock) as server:
+        assert server.family == socket.AF_UNIX
+
+
+@pytest.mark.parametrize("address", ["tcp:127.0.0.1:0", "tcp:[::1]:0"])
+def test_address_of_a_socket_has_the_port_that_the_os_chose(address):
+    if "::" in address and not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("this machine has no IPv6")
+    with bind(address) as sock:
+        found = of_socket(sock, address)
+        assert found == f"{address[:-2]}:{sock.getsockname()[1]}"
+        assert of_socket(sock, found) == found
+
+
+@pytest.mark.parametrize("address", ["unix:@name:0", "tcp:127.0.0.1:4000", "unix:/path"])
+def test_address_without_a_free_choice_is_that_of_its_socket(address):
+    with socket.socket() as sock:
+        assert of_socket(sock, address) == address
 
 
 def test_timeout_still_applies_after_dialing():

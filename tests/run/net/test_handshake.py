@@ -10,8 +10,14 @@ import pytest
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
 from paceline.run.net.address import listen
-from paceline.run.net.channel import STRANGER_LIMIT, Channel
-from paceline.run.net.handshake import Challenger, connect, new_token
+from paceline.run.net.channel import STRANGER_LIMIT, Channel, frame
+from paceline.run.net.handshake import (
+    Authenticator,
+    Challenger,
+    connect,
+    connect_data,
+    new_token,
+)
 from paceline.run.server import listener as listener_module
 from paceline.run.server.listener import STRANGERS_MAX, Listener
 from strangers import prove
@@ -174,11 +180,11 @@ def test_server_cannot_be_made_to_answer_its_own_challenge(listener, connect_cli
     [
         (
             messages.Hello(messages.PROTOCOL + 1, bytes(32)),
-            "expected version 3 of the protocol, got 4; ",
+            "expected version 4 of the protocol, got 5; ",
         ),
         (
             messages.Hello(0, bytes(32)),
-            "expected version 3 of the protocol, got 0; ",
+            "expected version 4 of the protocol, got 0; ",
         ),
         (messages.Proof(bytes(32)), "Proof was sent before Hello"),
         (
@@ -309,3 +315,92 @@ def test_server_that_listens_but_never_answers_counts_as_lost(server_socket, add
 def test_connecting_without_a_server_raises_peer_lost(tmp_path):
     with pytest.raises(PeerLost, match=r"no server at unix:.*: No such file"):
         connect(f"unix:{tmp_path}/server", TOKEN)
+
+
+# -------------------------------------------------------------------------------- data connections
+
+
+def challenged(authenticator, challenger):
+    """Return the proof of a client to a server that it has said hello to."""
+    return authenticator.prove(challenger.answer(authenticator.hello()))
+
+
+def test_both_sides_name_the_session_of_a_control_connection_alike():
+    authenticator, challenger = Authenticator("here", TOKEN), Challenger(TOKEN)
+    assert authenticator.session == b""
+    proof = challenged(authenticator, challenger)
+    challenger.check(proof)
+    assert proof.session == b""
+    assert authenticator.session == challenger.session
+    assert len(challenger.session) == 32
+
+
+def test_proof_of_a_data_connection_names_its_session():
+    challenger, session = Challenger(TOKEN), secrets.token_bytes(32)
+    proof = challenged(Authenticator("here", TOKEN, session), challenger)
+    challenger.check(proof)
+    assert proof.session == session
+
+
+@pytest.mark.parametrize("other", [b"", b"B" * 32, b"A" * 31, b"A" * 31 + b"B"])
+def test_proof_for_one_session_is_no_proof_for_another(other):
+    challenger = Challenger(TOKEN)
+    proof = challenged(Authenticator("here", TOKEN, b"A" * 32), challenger)
+    with pytest.raises(ProtocolError, match="the token is wrong"):
+        challenger.check(messages.Proof(proof.proof, other))
+
+
+def test_proof_of_a_control_connection_is_no_proof_of_a_data_connection():
+    challenger = Challenger(TOKEN)
+    proof = challenged(Authenticator("here", TOKEN), challenger)
+    with pytest.raises(ProtocolError, match="the token is wrong"):
+        challenger.check(messages.Proof(proof.proof, b"A" * 32))
+
+
+def test_proof_of_another_data_connection_is_refused():
+    """A proof that was overheard is worth nothing on another connection."""
+    overheard = challenged(Authenticator("here", TOKEN, b"A" * 32), Challenger(TOKEN))
+    challenger = Challenger(TOKEN)
+    challenger.answer(HELLO)
+    with pytest.raises(ProtocolError, match="the token is wrong"):
+        challenger.check(overheard)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "what"),
+    [
+        (messages.Refused("full"), ProtocolError, "refused the data connection: full"),
+        (messages.CancelTurn(1), ProtocolError, "to attach the connection, got CancelTurn"),
+        (None, PeerLost, "the connection was closed"),
+    ],
+    ids=["refused", "not attached", "closed"],
+)
+def test_worker_survives_any_answer_to_its_data_connection(
+    server_socket, address, answer, error, what
+):
+    server_socket.setblocking(True)
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(connect_data, address, TOKEN, b"A" * 32)
+        channel = Channel(server_socket.accept()[0], messages.decode_stranger, STRANGER_LIMIT)
+        channel.send(Challenger(TOKEN).answer(channel.receive()))
+        assert channel.receive().session == b"A" * 32
+        if answer is not None:
+            channel.send(answer)
+        channel.close()
+    with pytest.raises(error, match=what):
+        connecting.result()
+
+
+def test_bytes_behind_the_answer_to_a_data_connection_break_the_protocol(server_socket, address):
+    """The server sends nothing before the worker has joined, which needs both connections."""
+    server_socket.setblocking(True)
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(connect_data, address, TOKEN, b"A" * 32)
+        sock, _ = server_socket.accept()
+        channel = Channel(sock, messages.decode_stranger, STRANGER_LIMIT)
+        channel.send(Challenger(TOKEN).answer(channel.receive()))
+        channel.receive()
+        sock.sendall(frame(messages.encode(messages.DataAttached())) + b"more")
+        with pytest.raises(ProtocolError, match="bytes behind the last message"):
+            connecting.result()
+        channel.close()
