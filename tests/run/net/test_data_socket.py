@@ -12,6 +12,7 @@ from paceline.errors import PeerLost
 from paceline.run.net.address import accept, dial, listen, of_socket
 from paceline.run.net.data_socket import (
     AT_ONCE_BYTES,
+    WAITING_BYTES,
     DataSocket,
     receive_payloads,
     send_payloads,
@@ -148,7 +149,7 @@ def test_little_waits_in_the_operating_system_where_it_cannot_be_cancelled():
     with listen("tcp:127.0.0.1:0") as listening:
         sock = dial(of_socket(listening, "tcp:127.0.0.1:0"))
         data = DataSocket(sock)
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == CHUNK_BYTES
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == WAITING_BYTES
         data.close()
 
 

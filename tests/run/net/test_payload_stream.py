@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from paceline.errors import InternalError, ProtocolError
 from paceline.run.net import payload_stream
 from paceline.run.net.payload_stream import (
-    CHUNK_BYTES,
     Arrival,
     PayloadReceiver,
     PayloadSender,
@@ -120,10 +119,6 @@ def test_chunk_is_not_copied_to_be_sent():
     _, body = sender.pending()
     memory[:] = b"later"
     assert bytes(body) == b"later"
-
-
-def test_usual_chunks_are_a_megabyte():
-    assert CHUNK_BYTES == 1 << 20
 
 
 def test_sender_without_payloads_has_nothing_to_send():
