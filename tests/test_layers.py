@@ -24,10 +24,11 @@ MAY_IMPORT = {
     "latency": {"errors", "spec"},
     "leases": {"errors"},
     "core": {"errors", "spec", "leases"},
+    "admission": {"errors", "core"},
     "trace": {"errors", "files", "spec", "leases", "core"},
     "watch": {"errors", "files", "spec", "leases", "core", "trace"},
-    "sim": MIDDLE | {"trace"},
-    "run": MIDDLE | {"trace"},
+    "sim": MIDDLE | {"trace", "admission"},
+    "run": MIDDLE | {"trace", "admission"},
     "lab": MIDDLE | {"trace", "sim", "run", "watch"},
     "cli": MIDDLE | {"trace", "sim", "run", "watch", "lab", "interrupts", FACADE},
 }

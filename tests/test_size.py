@@ -17,7 +17,7 @@ MODULE_LINES = 400
 FUNCTION_LINES = 50
 PARAMETERS = 6
 CONSTRUCTOR_PARAMETERS = 8
-CORE_CODE_LINES = 1150  # about as many as h11 has
+CORE_CODE_LINES = 1000
 
 every_file = pytest.mark.parametrize("name", FILES)
 
@@ -99,7 +99,9 @@ def test_function_has_few_parameters(name):
 
 
 def test_core_can_be_read_in_an_hour():
-    core = [path for name, path in FILES.items() if Path(name).parts[0] == "core"]
+    """The import of users' own rules doesn't count: it decides nothing."""
+    names = [name for name in FILES if Path(name).parts[0] == "core"]
+    core = [FILES[name] for name in names if name != "core/policy_import.py"]
     assert sum(map(code_lines, core)) <= CORE_CODE_LINES
 
 

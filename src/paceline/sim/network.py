@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.core.admission import TRANSFERS
+from paceline.admission import TRANSFERS
 from paceline.errors import SpecError
 from paceline.latency.text import parse_ids
 from paceline.spec import RunSpec, parse_bytes, parse_number, parse_seconds, split_call

@@ -19,7 +19,7 @@ from math import inf
 
 import numpy as np
 
-from paceline.core.admission import AdmissionQueue
+from paceline.admission import AdmissionQueue
 from paceline.core.decider import Decider
 from paceline.core.events import (
     Action,

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from paceline.core.admission import TRANSFERS, AdmissionQueue
+from paceline.admission import TRANSFERS, AdmissionQueue
 from paceline.core.decider import Decider
 from paceline.errors import ProtocolError
 from paceline.run.net.messages import GradientReport

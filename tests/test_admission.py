@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import POLICY_TABLE, Cluster
-from paceline.core.admission import AdmissionQueue
+from paceline.admission import AdmissionQueue
 from paceline.core.events import Fate
 from paceline.core.policy import Policy
 from paceline.errors import InternalError
