@@ -141,8 +141,14 @@ class Host:
             print(f"the run failed: {failure}")
         return 1 if failure else 0
 
+    def dial(self, process: Process, spec: Any) -> Any:
+        """Connect a worker to the server, with the transport of the run."""
+        if settings_of(self.run_dir).transport == "tcp":
+            return self.kernel.dial_tcp(process, spec)
+        return self.kernel.dial(process)
+
     def _work(self, process: Process, who: Identity) -> int:
-        run = WorkerRun(who, lambda *_: lambda: self.kernel.dial(process), self.system)
+        run = WorkerRun(who, lambda _, spec: lambda: self.dial(process, spec), self.system)
         with suppress(LoaderEnded):
             self.script.train(run)
         run.leave()

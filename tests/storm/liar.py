@@ -18,6 +18,7 @@ from paceline.leases import Use
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
 from paceline.run.net.in_process import InProcessWorker
+from paceline.run.net.tcp_worker import TcpWorker
 from paceline.run.script import WorkerRun
 from paceline.run.tensors.state_spec import OptionChange
 from storm.host import Host, exit_code_of
@@ -85,13 +86,16 @@ def _lie(host: Host, process: Process, number: int, lie: str, after: int) -> Non
 
     left = iter(range(CONNECTIONS))
 
-    def dial() -> Any:
-        if next(left, None) is None:
-            raise SystemExit(0)  # or it would be refused for ever, without a pause
-        return _LyingEnd(host.kernel.dial(process), host, number, lie, after)
+    def dialer(_: Identity, spec: Any) -> Any:
+        def dial() -> Any:
+            if next(left, None) is None:
+                raise SystemExit(0)  # or it would be refused for ever, without a pause
+            return _LyingEnd(host.dial(process, spec), host, number, lie, after)
+
+        return dial
 
     def work() -> int:
-        script.train(WorkerRun(who, lambda *_: dial, host.system))
+        script.train(WorkerRun(who, dialer, host.system))
         return 0
 
     process.exit(exit_code_of(process, work))
@@ -100,9 +104,9 @@ def _lie(host: Host, process: Process, number: int, lie: str, after: int) -> Non
 class _LyingEnd:
     """A worker's end of a connection that changes what the worker sends, once."""
 
-    shares_clock = True
-
-    def __init__(self, end: InProcessWorker, host: Host, number: int, lie: str, after: int) -> None:
+    def __init__(
+        self, end: InProcessWorker | TcpWorker, host: Host, number: int, lie: str, after: int
+    ) -> None:
         self._end = end
         self._host = host
         self._number = number
@@ -169,13 +173,19 @@ class _LyingEnd:
                 self._end.send(messages.StateUpload(0, b""))
             case "no message":
                 junk = self._host.world.random.randbytes(20)
-                self._end._outbox.put_bytes(junk)  # type: ignore[attr-defined] # of a storm
+                self._outbox.put_bytes(junk)
             case "a position of nobody":
                 self._end.send(messages.PositionReport(77, b"nonsense"))
             case "goes on after the end":
                 self._end.send(messages.ScriptEnded())
             case _:
                 pass
+
+    @property
+    def _outbox(self) -> Any:
+        """The queue of the messages that it sends."""
+        end: Any = self._end
+        return end._control.outbox if isinstance(end, TcpWorker) else end._outbox
 
     def _spoil_buffers(self, report: messages.GradientReport) -> None:
         """Put NaN into the buffers, and note that this is what the worker has sent."""

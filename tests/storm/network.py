@@ -25,15 +25,19 @@ from paceline.run.net.in_process import (
     Queue,
 )
 from paceline.run.net.messages import FromServer, decode_server, decode_worker
+from paceline.run.net.tcp_worker import TcpWorker
 from paceline.run.process_status import ProcessStatus
 from paceline.run.system import System
-from storm.peers import Observed, StormPeer
+from paceline.run.tensors.state_spec import StateSpec
+from storm.peers import Observed, StormPeer, StormTcpPeer
+from storm.streams import QueueControl, VirtualStream, WorkerQueues, connected_streams
 from storm.world import Process, World
 
 __all__ = ["Connections", "Kernel", "WatchEnd"]
 
 
 CUT_LOSES = 0.5  # how often a cut loses messages that are under way
+ONLY_DATA = 0.3  # how often only the data connection is cut, if there is one
 
 
 class VirtualCondition:
@@ -90,6 +94,10 @@ class DelayedQueue(Queue[Any]):
             return self._arrivals[0] <= now
         return self.is_closed and self._ends_at <= now
 
+    def has_message(self) -> bool:
+        """Return whether a message has arrived."""
+        return bool(self._arrivals) and self.has_news()
+
     def take(self) -> Any:
         """Return the next message that has arrived; None if there is none."""
         if self._arrivals and not self.has_news():
@@ -122,14 +130,19 @@ class Connection(NamedTuple):
     process: Process
     to_server: DelayedQueue
     to_process: DelayedQueue
+    stream: VirtualStream | None = None  # the server's end of the data connection, if it has one
 
     def close(self) -> None:
-        """Close both directions; what was sent before still arrives."""
+        """Close everything; what was sent before still arrives."""
         self.to_server.close()
         self.to_process.close()
+        if self.stream is not None:
+            self.stream.close()
 
     def lose(self) -> int:
-        """Lose some messages of both directions; return how many."""
+        """Lose some messages and bytes of both directions; return how many messages."""
+        if self.stream is not None:
+            self.stream.lose()
         return self.to_server.lose() + self.to_process.lose()
 
 
@@ -148,9 +161,15 @@ class Connections(InProcessNetwork):
 
     def accept(self, connection: Connection) -> None:
         """Accept a connection that a process has made."""
-        plain = InProcessPeer(connection.to_server, connection.to_process, self._store)
-        peer = StormPeer(plain, self._observed, self.world)
-        peer.pid = connection.process.pid
+        peer: Any
+        if connection.stream is not None:
+            control = QueueControl(connection.to_server, connection.to_process)
+            peer = StormTcpPeer(control, self._store, self._observed, self.world)
+            peer.attach(connection.stream)
+        else:
+            plain = InProcessPeer(connection.to_server, connection.to_process, self._store)
+            peer = StormPeer(plain, self._observed, self.world)
+            peer.pid = connection.process.pid
         self._peers.append(peer)
         self.accepted.append(connection)
 
@@ -160,7 +179,10 @@ class Connections(InProcessNetwork):
         is_losing = self.world.random.random() < CUT_LOSES
         for connection in found:
             lost = connection.lose() if is_losing else 0
-            connection.close()
+            if connection.stream is not None and self.world.random.random() < ONLY_DATA:
+                connection.stream.close()
+            else:
+                connection.close()
             self.world.note(f"a connection of {process.name} is cut, {lost} messages are lost")
         return len(found)
 
@@ -184,13 +206,21 @@ class Connections(InProcessNetwork):
         """Wait until a peer has news or a signal has arrived, or for this long."""
         had_stop = self.stop_wanted
 
-        def is_met() -> bool:
+        def is_met() -> bool:  # it stays referred to, so it must not refer to a peer
             is_woken = self.stop_wanted and not had_stop
-            return is_woken or any(peer.has_news() for peer in self._peers)
+            can_move = any(peer.can_move_data() for peer in self._between_hosts)
+            return is_woken or can_move or any(peer.has_news() for peer in self._peers)
 
         self._observed.check_slots(len(self._peers))
         self.world.wait_for(is_met, timeout_s)
+        for peer in self._between_hosts:
+            if peer.can_move_data():
+                peer.move_data()
         return [peer for peer in self._peers if peer.has_news()]
+
+    @property
+    def _between_hosts(self) -> list[StormTcpPeer]:
+        return [peer for peer in self._peers if isinstance(peer, StormTcpPeer)]
 
     def shut_down(self) -> None:
         """Close everything; nobody can connect from now on."""
@@ -300,15 +330,26 @@ class Kernel:
 
     def dial(self, process: Process) -> InProcessWorker:
         """Connect to the server, or wait for the next one; raises PeerLost before the first."""
+        connection = self._connect(process, None)
+        return InProcessWorker(connection.to_process, connection.to_server)
+
+    def dial_tcp(self, process: Process, spec: StateSpec) -> TcpWorker:
+        """Connect to the server as from another host."""
+        theirs, ours = connected_streams(self.world, self._delay_max_s)
+        connection = self._connect(process, theirs)
+        control = WorkerQueues(connection.to_process, connection.to_server, self.world)
+        return TcpWorker(control, ours, spec, self.system)
+
+    def _connect(self, process: Process, stream: VirtualStream | None) -> Connection:
         self.world.touch()
         if not self._has_socket:
             raise PeerLost("no server listens")
         to_server, to_process = DelayedQueue(self, decode_worker), DelayedQueue(self, decode_server)
-        connection = Connection(process, to_server, to_process)
+        connection = Connection(process, to_server, to_process, stream)
         process.on_exit.append(connection.close)
         if self._listening is not None:
             self._listening.accept(connection)
         else:
             self.parked += 1
             self._backlog.append(connection)
-        return InProcessWorker(to_process, to_server)
+        return connection

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import ref
 
 from paceline.leases import Use
-from paceline.run.net.in_process import InProcessPeer, PlainMemory
+from paceline.run.net.in_process import InProcessPeer, InProcessStore, PlainMemory
 from paceline.run.net.messages import (
     Assignment,
     BatchesReturned,
@@ -22,12 +22,14 @@ from paceline.run.net.messages import (
     RunEnded,
     Welcome,
 )
-from paceline.run.net.transport import OpenedSlot
+from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.transport import Announcement, OpenedSlot
 from paceline.run.tensors.layout import Views
 from paceline.run.tensors.version_buffers import ParameterBuffer
+from storm.streams import QueueControl, VirtualStream
 from storm.world import World
 
-__all__ = ["Leak", "Observed", "StormPeer"]
+__all__ = ["Leak", "Observed", "StormPeer", "StormTcpPeer"]
 
 Batch = tuple[int, int]  # a stream, and the number of a batch in it
 
@@ -54,14 +56,24 @@ class Observed:
     """What was observed at the connections of one server."""
 
     slots: list[_Slot] = field(default_factory=list)
-    holders: dict[Batch, StormPeer | None] = field(default_factory=dict)
+    holders: dict[Batch, AnyPeer | None] = field(default_factory=dict)
     """Who holds each batch that was leased; None: nobody, so it must be leased again."""
     forgotten: set[Batch] = field(default_factory=set)
     """Batches that nobody held when a new one was leased: that one should not have been."""
     following: dict[int, int] = field(default_factory=dict)  # by stream: the next new batch
     ended_at: float | None = None  # when the server first told a worker of the end
 
-    def lease(self, use: Use, peer: StormPeer) -> None:
+    def sent(self, message: object, peer: AnyPeer, now: float) -> None:
+        """Note what the server sends to a peer."""
+        if isinstance(message, RunEnded):
+            self.ended_at = now if self.ended_at is None else self.ended_at
+        elif isinstance(message, Assignment):
+            for use in message.leases:
+                self.lease(use, peer)
+        elif isinstance(message, LeaseReply):
+            self.lease(message.lease, peer)
+
+    def lease(self, use: Use, peer: AnyPeer) -> None:
         """Note that batches are leased to a peer."""
         for number in use.numbers:
             if number >= self.following.get(use.stream, 0):
@@ -70,7 +82,7 @@ class Observed:
             self.holders[use.stream, number] = peer
             self.forgotten.discard((use.stream, number))
 
-    def release(self, peer: StormPeer, use: Use | None = None) -> None:
+    def release(self, peer: AnyPeer, use: Use | None = None) -> None:
         """Note that a peer no longer holds these batches; None: any."""
         numbers = None if use is None else {(use.stream, number) for number in use.numbers}
         for batch, holder in self.holders.items():
@@ -113,18 +125,12 @@ class StormPeer(InProcessPeer):
 
     def publish(self, message: Assignment | RunEnded, buffer: ParameterBuffer) -> None:
         """Let the worker fetch the version in this buffer, and send the message."""
-        if isinstance(message, RunEnded):
-            if self._observed.ended_at is None:
-                self._observed.ended_at = self._world.now
-        else:
-            for use in message.leases:
-                self._observed.lease(use, self)
+        self._observed.sent(message, self, self._world.now)
         super().publish(message, buffer)
 
     def send(self, message: object) -> None:
         """Send a control message."""
-        if isinstance(message, LeaseReply):
-            self._observed.lease(message.lease, self)
+        self._observed.sent(message, self, self._world.now)
         super().send(message)
 
     def close(self) -> None:
@@ -132,3 +138,62 @@ class StormPeer(InProcessPeer):
         super().close()
         self._observed.release(self)
         self._inbox.on_attached = lambda _: None
+
+
+class StormTcpPeer(TcpPeer):
+    """The server's end of a connection between hosts."""
+
+    def __init__(
+        self, control: QueueControl, store: InProcessStore, observed: Observed, world: World
+    ) -> None:
+        super().__init__(control, store)
+        self._inbox = control.inbox
+        self._observed = observed
+        self._world = world
+
+    def has_news(self) -> bool:
+        """Return whether a message has arrived, with its payload, or the connection was closed."""
+        return self._inbox.has_news() or self.has_arrived
+
+    def can_move_data(self) -> bool:
+        """Return whether the data connection can send or receive something."""
+        stream = self._stream
+        if not isinstance(stream, VirtualStream) or self.has_arrived:
+            return False
+        return stream.has_news or (bool(self._sender) and stream.can_send)
+
+    def move_data(self) -> None:
+        """Send and receive what is possible now."""
+        self.send_data()
+        self.receive_data()
+
+    def open_slot(self, welcome: Welcome) -> Views:
+        """Welcome the worker and make a slot for it."""
+        slot = super().open_slot(welcome)
+        self._observed.slots.append(_Slot(slot))
+        return slot
+
+    def receive_nowait(self) -> Iterator[FromWorker | Announcement]:
+        """Yield the messages that have arrived."""
+        for message in super().receive_nowait():
+            if isinstance(message, BatchesReturned):
+                self._observed.release(self, message.use)
+            yield message
+
+    def publish(self, message: Assignment | RunEnded, buffer: ParameterBuffer) -> None:
+        """Send the message and the version in this buffer."""
+        self._observed.sent(message, self, self._world.now)
+        super().publish(message, buffer)
+
+    def send(self, message: object) -> None:
+        """Send a control message."""
+        self._observed.sent(message, self, self._world.now)
+        super().send(message)
+
+    def close(self) -> None:
+        """Close both connections."""
+        super().close()
+        self._observed.release(self)
+
+
+AnyPeer = StormPeer | StormTcpPeer

@@ -13,6 +13,8 @@ from math import ceil
 from random import Random
 from typing import NamedTuple
 
+import msgspec
+
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 from storm.script import SAMPLES, STEPS_PER_EPOCH, STOPS_AT, STYLES, ScriptFault
@@ -99,7 +101,8 @@ class Scenario:
             f"checkpoint every {self.settings.checkpoint_every}, "
             f"latency {self.settings.latency!r}, clip {self.settings.clip_norm}, "
             f"ema {self.settings.ema}, requeue {self.settings.requeue}, "
-            f"grace {self.settings.grace_s:g} s, restart {self.settings.restart}",
+            f"grace {self.settings.grace_s:g} s, restart {self.settings.restart}, "
+            f"transport {self.settings.transport}",
             f"{self.style}: {self.epochs} epochs of batches of {self.batch_size}, "
             f"computing up to {self.compute_s} s, messages up to {self.delay_max_s} s",
         ]
@@ -120,6 +123,9 @@ def make_scenario(seed: int) -> Scenario:
         delay_max_s=chance.choice([0.0, 0.001, 0.02, 0.3]),
         style=chance.choice(["loader", "loader", *STYLES]),
     )
+    # Drawn apart from the rest, which stays the same for either.
+    transport = Random(f"transport {seed}").choice(["auto", "tcp"])
+    calm = replace(calm, settings=msgspec.structs.replace(calm.settings, transport=transport))
     turns, workers = _turns(calm), calm.settings.spec.workers
     faults = [_fault(chance, calm) for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4, 6]))]
     script_faults = [

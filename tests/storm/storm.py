@@ -16,11 +16,13 @@ import torch._dynamo
 from torch import nn
 
 from paceline.run.launch.run_folder import finished_at
+from paceline.run.net import payload_stream
 from storm.faults import Faults
 from storm.host import Host
 from storm.laws import check_end, check_launch, check_laws
 from storm.scenario import Scenario, make_scenario
 from storm.script import StormScript
+from storm.streams import CHUNK_BYTES
 from storm.world import BEGIN_S, World
 
 __all__ = ["Outcome", "run_seed", "run_storm"]
@@ -85,6 +87,8 @@ def own_process_state() -> Iterator[None]:
     Tensors use one thread, and garbage isn't collected at random times.
     """
     threads, load = torch.get_num_threads(), nn.Module.load_state_dict
+    chunk_bytes = payload_stream.CHUNK_BYTES
+    payload_stream.CHUNK_BYTES = CHUNK_BYTES
     torch.set_num_threads(1)
     gc.disable()
     try:
@@ -92,6 +96,7 @@ def own_process_state() -> Iterator[None]:
     finally:
         gc.enable()
         torch.set_num_threads(threads)
+        payload_stream.CHUNK_BYTES = chunk_bytes
         nn.Module.load_state_dict = load  # type: ignore[method-assign] # each worker guards it
 
 
