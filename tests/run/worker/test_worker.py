@@ -526,3 +526,121 @@ def test_loop_that_goes_on_after_the_end_ends_with_its_second_extra_step(server,
     with pytest.raises(LoopEnded):
         server.step()
     assert capsys.readouterr().err.startswith("the run ended at update 1")
+
+
+# ------------------------------------------------------- versions that were cancelled on their way
+
+
+def cancel_on_the_way(server, turn, version=0, notice=None, **fields):
+    """Assign a turn and cancel it before its version has arrived."""
+    end = server.worker._server.end
+    fetch = end.fetch
+
+    def fetch_nothing(message):
+        if isinstance(message, messages.Assignment) and message.turn == turn:
+            end.fetch = fetch
+            return None
+        return fetch(message)
+
+    end.fetch = fetch_nothing
+    server.assign(turn, version, notice, **fields)
+    server.cancel(turn)
+
+
+def test_turn_whose_version_was_cancelled_on_its_way_is_abandoned(server):
+    server.begin()
+    cancelled = messages.FateNotice(Fate.CANCELLED, 1, 0, 0)
+    server.on_report = [
+        lambda: cancel_on_the_way(server, 2, 1, ACCEPTED),
+        lambda: server.assign(3, 2, cancelled),
+    ]
+    server.step()
+    gradient, abandoned = server.reports()
+    assert gradient.turn == 1
+    assert isinstance(abandoned, messages.AbandonReport)
+    assert (abandoned.turn, abandoned.version) == (2, 1)
+    assert server.worker.version == 2
+    assert turn_of(server) is Turn.COMPUTING
+    assert server.worker._assignment.turn == 3
+
+
+def test_script_sees_the_fate_of_its_own_gradient_not_of_the_turn_that_was_cancelled(server):
+    server.begin()
+    cancelled = messages.FateNotice(Fate.CANCELLED, 1, 0, 0)
+    server.on_report = [
+        lambda: cancel_on_the_way(server, 2, 1, ACCEPTED),
+        lambda: cancel_on_the_way(server, 3, 2, cancelled),
+        lambda: server.assign(4, 3, cancelled),
+    ]
+    server.step()
+    assert server.worker.last.fate is Fate.ACCEPTED
+    assert [report.turn for report in server.reports()] == [1, 2, 3]
+
+
+def test_fate_that_is_unknown_is_not_that_of_the_turn_that_was_cancelled(server):
+    """The next server doesn't know the gradient of the lost one."""
+    server.begin()
+    cancelled = messages.FateNotice(Fate.CANCELLED, 1, 0, 0)
+    server.on_join = [lambda: cancel_on_the_way(server, 1)]
+    server.on_report = [server.die, lambda: server.assign(2, 0, cancelled)]
+    server.step()
+    assert server.worker.last.fate is Fate.LATE
+
+
+def test_parameters_stay_while_a_version_is_cancelled_on_its_way(server):
+    server.begin()
+    before = [p.detach().clone() for p in server.model.parameters()]
+
+    def end():
+        server.end(version=1)
+
+    server.on_report = [lambda: cancel_on_the_way(server, 2, 1, ACCEPTED), end]
+    server.step()
+    assert server.worker.is_over
+    assert (server.worker.version, server.worker.last.fate) == (1, Fate.ACCEPTED)
+    for parameter, value in zip(server.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+
+
+def test_first_version_may_be_cancelled_on_its_way(server):
+    server.on_report = [lambda: server.assign(2, 1)]
+    cancel_on_the_way(server, 1)
+    server.worker.begin()
+    assert (server.worker.version, turn_of(server)) == (1, Turn.COMPUTING)
+
+
+def test_position_that_a_cancelled_turn_asked_for_is_that_of_the_next_turn(server):
+    server.begin()
+    server.on_report = [
+        lambda: cancel_on_the_way(server, 2, 1, ACCEPTED, position_wanted=5),
+        lambda: server.assign(3, 2),
+    ]
+    server.step()
+    sent = [type(message).__name__ for message in server.received]
+    assert sent == ["GradientReport", "AbandonReport", "PositionReport"]
+    assert server.received[-1].checkpoint == 5
+
+
+def test_leases_that_came_with_a_cancelled_turn_are_kept(server):
+    server.begin()
+    server.on_report = [
+        lambda: cancel_on_the_way(server, 2, 1, ACCEPTED, leases=(Use(0, (7,)),)),
+        lambda: server.assign(3, 2, leases=(Use(0, (8,)),)),
+    ]
+    server.step()
+    assert [server.worker.leases.take(0) for _ in range(2)] == [7, 8]
+
+
+def test_server_that_is_lost_during_a_cancelled_turn_is_replaced(server):
+    server.begin()
+
+    def lose():
+        cancel_on_the_way(server, 2, 1, ACCEPTED)
+        server.on_report = [server.die]
+
+    server.on_report = [lose]
+    server.on_join = [lambda: server.assign(1, 0)]
+    server.step()
+    assert server.worker._state.connection is Connection.JOINED
+    assert turn_of(server) is Turn.COMPUTING
+    assert (server.worker.version, server.worker.last.fate) == (0, Fate.ACCEPTED)

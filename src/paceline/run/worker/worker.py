@@ -279,19 +279,19 @@ class Worker:
 
         Returns the fate of the last gradient; None if it is unknown.
         """
-        notice: messages.FateNotice | None = None
+        notices: list[messages.FateNotice | None] = []
         while (connection := self._state.connection) is not Connection.ENDED:
             if connection is Connection.LOST:
                 self.rejoin()
             try:
                 answer = self._wait_for_answer()
-                notice = notice or answer.notice  # the first is about the last gradient
+                notices.append(answer.notice)  # the first is about the last gradient
                 self._load(answer)
             except PeerLost:
                 self._state.apply(WorkerEvent.SERVER_LOST)
             if self._assignment is not None:
                 break
-        return notice
+        return notices[0] if notices else None
 
     def _wait_for_answer(self) -> Answer:
         message = self._early or self._server.end.receive()
