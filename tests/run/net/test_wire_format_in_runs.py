@@ -46,7 +46,7 @@ keep(run, loss=loss, first=first, grads=all(grads), state=model.state_dict())
 
 
 def pushed_bytes(ran):
-    return summarize(ran.trace).traffic.received_bytes
+    return summarize(ran.trace).traffic.pushed_bytes
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_exact_run_over_tcp_equals_one_in_shared_memory_bit_for_bit(train):
     assert_same(
         torch.load(over_tcp.folder / "weights.pt"), torch.load(shared.folder / "weights.pt")
     )
-    assert summarize(shared.trace).traffic.received_bytes == 0
+    assert summarize(shared.trace).traffic.pushed_bytes == 0
     assert pushed_bytes(over_tcp) > 0
     assert "wire" not in over_tcp.trace.header.about
 
@@ -92,7 +92,7 @@ def test_run_in_half_precision_trains_to_the_same_loss_in_half_the_bytes(train):
         assert half.kept[0]["loss"] == pytest.approx(exact.kept[0]["loss"], rel=0.1)
         assert half.kept[0]["loss"] != exact.kept[0]["loss"]
         assert pushed_bytes(half) == pytest.approx(pushed_bytes(exact) / 2, rel=0.02)
-        ours, theirs = (summarize(ran.trace).traffic.sent_bytes for ran in (half, exact))
+        ours, theirs = (summarize(ran.trace).traffic.pulled_bytes for ran in (half, exact))
         assert ours == pytest.approx(theirs / 2, rel=0.02)
         assert half.trace.header.about["wire"] == wire
         assert half.trace.header.about["wire_parameters"] == wire
