@@ -146,6 +146,7 @@ class Link:
         spans = self.feedback.add_to([span_of(self.gradient)], optimizer)
         transfer(self.codec, spans, [span_of(there)])
         self.feedback.settle(is_accepted)
+        self.feedback.finish()
         assert torch.equal(self.gradient, gradient)  # the script may read it
         if is_accepted:
             self.applied += there
@@ -196,6 +197,7 @@ def test_gradient_that_was_sent_in_part_leaves_the_residual_as_it_was(wire):
     sender.sent(sum(map(len, sender.pending())))
     assert not sender
     link.feedback.settle(is_accepted=False)
+    assert not link.feedback.advance()
     assert torch.equal(link.residuals[0], before)
 
 
@@ -205,7 +207,20 @@ def test_residual_is_settled_once():
     before = link.residuals[0].clone()
     link.gradient.zero_()
     link.feedback.settle(is_accepted=True)  # of a turn that sent no gradient
+    link.feedback.finish()
     assert torch.equal(link.residuals[0], before)
+
+
+def test_residual_is_updated_one_chunk_at_a_time():
+    link = Link("bfloat16", CHUNK_BYTES // 2)  # two chunks
+    link.gradient.copy_(torch.randn(CHUNK_BYTES // 2))
+    link.feedback.add_to([span_of(link.gradient)], 0)
+    link.feedback.settle(is_accepted=True)
+    first, second = link.residuals[0].chunk(2)
+    for expected in ((True, False), (True, True)):
+        assert link.feedback.advance()
+        assert (bool(first.any()), bool(second.any())) == expected
+    assert not link.feedback.advance()
 
 
 def test_each_optimizer_has_residuals_of_its_own():

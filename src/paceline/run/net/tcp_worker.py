@@ -169,6 +169,8 @@ class TcpWorker:
         self._deliver()
         if self._ready:
             return
+        if self._feedback is not None and self._feedback.advance():
+            timeout_s = 0.0  # there may be more to do
         wishes = Wishes(self._lost_by is None, self._receiver.is_expecting, bool(self._sender))
         has_message = self._control.wait(self._stream, wishes, timeout_s)
         if has_message:
@@ -216,7 +218,7 @@ class TcpWorker:
                 self._payloads += 1
                 self._receiver.expect(self._payloads, self._spans_for(message))
                 if isinstance(message, Assignment) and self._feedback is not None:
-                    notice = message.notice  # settle now: the slot still has the gradient
+                    notice = message.notice
                     self._feedback.settle(notice is not None and notice.fate is Fate.ACCEPTED)
 
     def _has_payload(self, message: FromServer) -> bool:
@@ -255,6 +257,8 @@ class TcpWorker:
             self._agree(message)
             self._opened = OpenedSlot(self._slot, self._constants)
         elif isinstance(message, Assignment | RunEnded):
+            if self._feedback is not None:
+                self._feedback.finish()  # from now on, the script may overwrite its gradient
             self._received.add(message.buffer)
             self._cancelled = None
             if not is_complete and isinstance(message, Assignment):

@@ -14,7 +14,8 @@ Theory of operation
     follows the sum of the gradients, and numbers too small for float16 arrive once they have added
     up. The residual changes only when the server says that it has accepted the gradient. A gradient
     that was dropped, cancelled or sent in part leaves it as it was: the server has used none of it.
-    The script's gradients don't change.
+    The script's gradients don't change. The worker learns of the fate with its next assignment, and
+    updates the residual while it receives the parameters.
 
     Residuals belong to a connection. They aren't part of checkpoints: after a restart, and with a
     new server, they start at zero. What is lost is less than one rounding of one gradient.
@@ -26,6 +27,7 @@ in practice, because its range is that of single precision. A number that isn't 
 Memory for the conversion is allocated once, for the largest chunk.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import NamedTuple
@@ -129,6 +131,7 @@ class ErrorFeedback:
         self._codec = codec
         self._residuals = residuals
         self._sent: list[Span] = []  # the last gradient, until its fate is known
+        self._unsettled: deque[Span] = deque()  # chunks whose residual is out of date
 
     def add_to(self, gradient: Sequence[Span], optimizer: int) -> list[Span]:
         """Return the spans of an optimizer's gradient, with the residuals to add to them."""
@@ -142,6 +145,17 @@ class ErrorFeedback:
 
     def settle(self, is_accepted: bool) -> None:
         """Note the fate of the last gradient, before its memory changes."""
-        for chunk in cut(self._sent) if is_accepted else ():
-            self._codec.update_residual(chunk)
+        self._unsettled = cut(self._sent) if is_accepted else deque()
         self._sent = []
+
+    def advance(self) -> bool:
+        """Update the residual of one chunk; return whether there was one to update."""
+        if not self._unsettled:
+            return False
+        self._codec.update_residual(self._unsettled.popleft())
+        return True
+
+    def finish(self) -> None:
+        """Update the rest of the residual; after that, the gradient's memory may change."""
+        while self.advance():
+            pass
