@@ -85,7 +85,10 @@ class HalfPrecision:
             numbers.copy_(self._half[: len(numbers)])
 
     def update_residual(self, chunk: Span) -> None:
-        """Keep what `encode` has cut off from this chunk, whose memory hasn't changed since."""
+        """Keep what `encode` has cut off from this chunk, whose memory hasn't changed since.
+
+        Everything that was encoded must have been sent, as it has if the gradient was accepted.
+        """
         residual, rounded = _view(chunk.residual, chunk.kind), self._round(chunk)
         if rounded.is_finite:
             torch.sub(rounded.wide, rounded.half, out=residual)
