@@ -27,8 +27,8 @@ SUMMARY_KEYS = {
     "acceptance",
     "idle_share",
     "wasted_share",
-    "sent_bytes_per_update",
-    "vain_bytes_per_update",
+    "traffic",
+    "traffic_per_update",
     "by_worker",
     "pauses",
     "ended",
@@ -61,14 +61,14 @@ def test_simulate_prints_a_row_for_each_requested_rule(call: Call) -> None:
     assert "async" not in answer.out
     for heading in ("updates/s", "staleness", "accepted", "idle", "wasted"):
         assert heading in answer.out
-    assert "sent/update" not in answer.out  # there is no network
+    assert "pulled" not in answer.out  # there is no network
 
 
 def test_simulate_with_a_network_prints_the_traffic(call: Call) -> None:
     network = "model=100MB,bandwidth=1GB,delay=0.5ms"
     answer = call("simulate", *SMALL, "-p", "sync", "--network", network)
-    assert "sent/update" in answer.out
-    assert "600 MB" in answer.out  # there and back, for three workers
+    assert "pulled/update  pushed/update  unused/update" in answer.out
+    assert re.search(r"300 MB +300 MB +-$", answer.out, re.MULTILINE)  # for three workers
 
 
 def test_simulate_prints_the_workers_of_a_single_rule(call: Call) -> None:

@@ -60,6 +60,8 @@ CONCEPTS = {
     "the server to join": "--connect",
     "the secret of a run": "--token-file",
     "which worker this is": "--number",
+    "how gradients travel": "--wire",
+    "how parameters travel": "--wire-parameters",
     # how many updates a number of gradients needs
     "the noise of the gradients": "--noise-scale",
     "updates that sync needs": "--updates",

@@ -16,6 +16,7 @@ from paceline.spec import RunSpec
 from paceline.trace.schema import Joined, Left, Paused, Resumed, Trace
 from paceline.watch.audit import audit
 from paceline.watch.summary import summarize
+from paceline.watch.traffic import Traffic
 
 UNEVEN = "exp:20ms,shift=50ms; worker 2 x3; phases x4 for 1s every 3s"
 NETWORK = "model=1MB,bandwidth=100MB,delay=1ms"
@@ -79,10 +80,11 @@ def test_cancelling_late_work_saves_traffic():
     finish = summarize(whole("backup:1", cluster, steps=100, late="finish"))
 
     # Worker 3 pulls in vain each time; only where it finishes does it push in vain as well.
-    assert cancel.vain_bytes_per_update == pytest.approx(10e6, rel=0.1)
+    assert cancel.traffic.vain_bytes == pytest.approx(0.0, abs=10e6)
     late = finish.fates[Fate.LATE]
-    assert finish.vain_bytes_per_update == pytest.approx(20e6 * late / 100, rel=0.1)
-    assert cancel.sent_bytes_per_update == pytest.approx(70e6, rel=0.05)
+    assert finish.traffic.vain_bytes == pytest.approx(10e6 * late, rel=0.1)
+    assert cancel.traffic_per_update.pulled_bytes == pytest.approx(40e6, rel=0.05)
+    assert cancel.traffic_per_update.pushed_bytes == pytest.approx(30e6, rel=0.05)
 
 
 def test_network_adds_delays_and_shared_transfers_to_each_step():
@@ -95,7 +97,7 @@ def test_network_adds_delays_and_shared_transfers_to_each_step():
     summary = summarize(whole("sync", cluster, workers=2, steps=3))
 
     assert summary.step_s.mean == pytest.approx(5.4)
-    assert summary.sent_bytes_per_update == pytest.approx(4e6)
+    assert summary.traffic_per_update == Traffic(pytest.approx(2e6), pytest.approx(2e6), 0.0)
 
 
 def test_without_admission_nothing_is_announced():

@@ -33,6 +33,7 @@ from paceline.watch.summary import (
     outcomes,
     summarize,
 )
+from paceline.watch.traffic import Traffic
 
 ACCEPTED, LATE, CANCELLED = Fate.ACCEPTED, Fate.LATE, Fate.CANCELLED
 
@@ -157,13 +158,37 @@ def test_only_late_work_is_wasted() -> None:
 
 
 def test_bytes_are_counted_both_ways() -> None:
-    """4 gradients in full, and twice the parameters alone: 1000 bytes, 100 of them for a late one.
-
-    Those of the work under way at the end don't count as wasted.
-    """
+    """4 gradients in full, and twice the parameters alone."""
     summary = summarize(BACKUP)
-    assert summary.sent_bytes_per_update == 500.0
-    assert summary.vain_bytes_per_update == 50.0
+    assert summary.traffic == Traffic(600.0, 400.0, 0.0)
+    assert summary.traffic_per_update == Traffic(300.0, 200.0, 0.0)
+    assert [w.traffic for w in summary.by_worker] == [
+        Traffic(200.0, 200.0, 0.0),
+        Traffic(200.0, 0.0, 0.0),
+        Traffic(200.0, 200.0, 0.0),
+    ]
+
+
+def test_bytes_of_dropped_gradients_are_in_vain_unless_they_were_under_way_at_the_end() -> None:
+    """The late gradient was sent in part, and so was the one that the end cancelled."""
+    records = [
+        msgspec.structs.replace(r, pushed_bytes=40.0)
+        if isinstance(r, Gradient) and r.worker == 1
+        else r
+        for r in BACKUP.records
+    ]
+    summary = summarize(Trace(BACKUP.header, records))
+    assert summary.traffic == Traffic(600.0, 480.0, 40.0)
+    assert summary.by_worker[1].traffic == Traffic(200.0, 80.0, 40.0)
+
+
+def test_bytes_of_lost_updates_are_in_vain() -> None:
+    """Update 2 and the gradient for update 3 are lost with the server."""
+    records = [
+        msgspec.structs.replace(r, pushed_bytes=10.0) if isinstance(r, Gradient) else r
+        for r in LOST.records
+    ]
+    assert summarize(Trace(LOST.header, records)).traffic == Traffic(0.0, 90.0, 30.0)
 
 
 def test_each_worker_has_its_own_numbers() -> None:
@@ -196,7 +221,8 @@ def test_policy_that_drops_nothing_wastes_nothing(policy: str) -> None:
     cluster = Cluster.parse("50ms + exp:30ms", "model=1MB,bandwidth=50MB,delay=1ms")
     summary = summarize(simulate(policy, cluster, RunSpec(workers=3, steps=40)))
     assert summary.wasted_share == 0.0
-    assert summary.vain_bytes_per_update == 0.0
+    assert summary.traffic
+    assert summary.traffic.vain_bytes == 0.0
 
 
 def test_worker_that_finished_nothing_has_no_computation_time() -> None:

@@ -49,7 +49,7 @@ def test_duration_has_a_fitting_unit(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 KB"), (12.5e6, "12.5 MB"), (2e9, "2 GB")],
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (12.5e6, "12.5 MB"), (2e9, "2 GB")],
 )
 def test_size_has_a_fitting_unit(size: float, text: str) -> None:
     assert human_bytes(size) == text

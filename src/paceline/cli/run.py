@@ -38,6 +38,8 @@ PLAIN_OPTIONS = frozenset(
         "checkpoint_every",
         "output",
         "transport",
+        "wire",
+        "wire_parameters",
     }
 )
 
@@ -118,6 +120,8 @@ def _new_run_settings(options: RunOptions) -> Settings:
         patience_s=parse_seconds(options.patience, "patience"),
         grace_s=parse_seconds(options.grace, "grace"),
         transport=options.transport,
+        wire=options.wire,
+        wire_parameters=options.wire_parameters,
         restart=options.restart,
         checkpoint_every=options.checkpoint_every,
         output=options.output,
@@ -186,6 +190,19 @@ def _warn_about_misplaced_options(options: RunOptions) -> None:
         )
 
 
+def _warn_about_unused_wire(settings: Settings) -> None:
+    """Warn if gradients or parameters should be rounded, but every worker will share memory."""
+    named = {"--wire": settings.wire, "--wire-parameters": settings.wire_parameters}
+    unused = [name for name, wire in named.items() if wire != "exact"]
+    if unused and settings.transport == "auto":
+        have = "has" if len(unused) == 1 else "have"
+        print(
+            f"note: {join_words(unused)} {have} no effect, because all workers share memory with "
+            "the server; to use TCP on one machine, add --transport tcp",
+            file=sys.stderr,
+        )
+
+
 def _run(
     settings: Settings,
     run_dir: Path,
@@ -193,6 +210,8 @@ def _run(
     is_resumed: bool,
     reachable: Reachable | None,
 ) -> int:
+    if reachable is None:
+        _warn_about_unused_wire(settings)
     weights_before, trace = _weights(run_dir), run_dir / "trace.jsonl"
     size_before = _size(trace)
     with ForkServer(Path(settings.script)) as forkserver:

@@ -9,7 +9,6 @@ from functools import partial
 from paceline.cli import EXIT_FAILED
 from paceline.cli.printing import (
     DelayedProgressBar,
-    human_bytes,
     human_seconds,
     percent,
     print_json,
@@ -26,6 +25,7 @@ from paceline.spec import RunSpec, parse_seconds
 from paceline.trace.schema import Ended, Trace, write_trace
 from paceline.watch.figures import check_ending, draw_comparison
 from paceline.watch.summary import Summary, summarize
+from paceline.watch.traffic import traffic_cells
 
 __all__ = ["COLUMNS", "comparison_rows", "run", "simulate_all"]
 
@@ -33,7 +33,7 @@ DEFAULT_STEPS = 1000
 SHOWN_WORKERS = 40
 
 COLUMNS = ["rule", "updates/s", "step", "p99", "staleness", "accepted", "idle", "wasted"]
-TRAFFIC_COLUMNS = ["sent/update", "unused"]
+TRAFFIC_COLUMNS = ["pulled/update", "pushed/update", "unused/update"]
 
 
 def run(options: SimulateOptions) -> None:
@@ -140,7 +140,7 @@ def comparison_rows(summaries: list[Summary], traffic: bool = False) -> list[lis
             percent(s.wasted_share),
         ]
         if traffic:
-            row += [human_bytes(s.sent_bytes_per_update), human_bytes(s.vain_bytes_per_update)]
+            row += traffic_cells(s.traffic_per_update)
         rows.append(row)
     return rows
 

@@ -185,6 +185,23 @@ class RunOptions:
             "the server's host and over TCP elsewhere, or always over TCP."
         ),
     ] = "auto"
+    wire: Annotated[
+        Literal["exact", "bfloat16", "float16"],
+        typer.Option(
+            help="How gradients travel over TCP: exactly, or rounded, in half the bytes. Each "
+            "worker adds what rounding cuts off to its next gradient, so nothing is lost over "
+            "time. Prefer bfloat16: float16 clips numbers above 65504. Shared memory is always "
+            "exact."
+        ),
+    ] = "exact"
+    wire_parameters: Annotated[
+        Literal["exact", "bfloat16", "float16"],
+        typer.Option(
+            help="How parameters travel to workers over TCP. If they are rounded, workers compute "
+            "gradients at the rounded parameters; the server keeps the exact ones. Shared memory "
+            "is always exact."
+        ),
+    ] = "exact"
     restart: Annotated[
         bool,
         typer.Option(

@@ -16,9 +16,12 @@ from paceline.latency import parse_latency
 from paceline.run.tensors.state_spec import LARGEST
 from paceline.spec import RunSpec, parse_seconds
 
-__all__ = ["WORKERS_MAX", "Every", "Settings", "parse_every"]
+__all__ = ["WORKERS_MAX", "Every", "Settings", "WireFormat", "parse_every"]
 
 WORKERS_MAX = 1000  # each is a process of this machine, with a slot for its gradients
+
+WireFormat = Literal["exact", "bfloat16", "float16"]
+"""How numbers in single and double precision travel over TCP: as they are, or rounded."""
 
 
 class Every(NamedTuple):
@@ -79,6 +82,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     transport: Literal["auto", "tcp"] = "auto"
     """How gradients and parameters move: shared memory where it is possible, or always TCP."""
+
+    wire: WireFormat = "exact"
+    """How gradients travel over TCP. Shared memory is always exact."""
+
+    wire_parameters: WireFormat = "exact"
+    """How parameters travel over TCP. Shared memory is always exact."""
 
     restart: bool = True
     """Whether processes that die are restarted."""

@@ -24,6 +24,7 @@ from paceline.trace.schema import (
 from paceline.watch.gaps import MissingPart, name_updates
 from paceline.watch.segments import Segment, kept_updates
 from paceline.watch.summary import BREAKS_OFF, RUNNING, Restoration, Summary
+from paceline.watch.traffic import traffic_line
 from paceline.watch.words import (
     human_seconds,
     join_words,
@@ -59,6 +60,8 @@ def narrate(trace: Trace, segments: list[Segment], summary: Summary) -> list[str
     if summary.wasted_share >= WORTH_MENTIONING:
         share = percent(summary.wasted_share)
         lines.append(f"{share} of the computation was wasted: dropped, cancelled or lost.")
+    if summary.traffic:
+        lines.append(traffic_line(summary.traffic, summary.traffic_per_update))
     lines += _restorations(summary, _last_version(segments))
     for before, after in pairwise(segments):
         if before.header.policy != after.header.policy:

@@ -16,6 +16,7 @@ from paceline.watch.narrative import NAMED, WORTH_MENTIONING, departures, gap_li
 from paceline.watch.segments import kept_updates, split, start_time
 from paceline.watch.slowness import Pace, Slowness, Timing, find_slow, measure_paces
 from paceline.watch.summary import RUNNING, Summary, end_reason, outcomes, summarize
+from paceline.watch.traffic import Traffic, traffic_cells
 from paceline.watch.waiting import DEADLINE, unanswered, waited_for, waits
 from paceline.watch.words import human_seconds, named_workers, percent, plural
 
@@ -24,6 +25,7 @@ __all__ = ["report"]
 ROWS = 16  # workers in the table; if there are more, the ones that cost most time and work
 
 STANDS_OUT = 1.5  # a worker is named if it was waited for this many times an even share
+TRAFFIC = ["pulled", "pushed", "unused"]  # columns of the table, if anything was moved
 UNEVEN = 0.5  # a worker is named if it contributed less than this many times an even share
 
 
@@ -74,8 +76,9 @@ def _without_updates(trace: Trace) -> list[str]:
 
 def _table(findings: _Findings) -> list[str]:
     """Return a row per worker: fates of its gradients, typical time, time it was waited for."""
-    waited, paces = findings.waited, findings.paces
+    waited, paces, has_moved = findings.waited, findings.paces, bool(findings.summary.traffic)
     counts = {own.worker: outcomes(own) for own in findings.summary.by_worker}
+    moved = {own.worker: own.traffic for own in findings.summary.by_worker}
     seen = Counter(fate for own in counts.values() for fate in own)
     fates = ["accepted", *(f for f in (*Fate, "lost") if f != "accepted" and f in seen)]
     shown = _worst_first(counts, waited)
@@ -90,9 +93,11 @@ def _table(findings: _Findings) -> list[str]:
             *(f"{sum(counts[w][fate] for w in workers):,}" for fate in fates),
             "-" if typical is None else f"{least}{human_seconds(typical)}",
             *([_seconds(sum(waited.get(w, 0.0) for w in workers))] if waited else []),
+            *(traffic_cells(Traffic.total(moved[w] for w in workers)) if has_moved else []),
         ]
 
     heading = ["worker", *map(str, fates), "median", *(["waited for"] if waited else [])]
+    heading += TRAFFIC if has_moved else []
     rows = [row(f"{worker}", [worker]) for worker in sorted(shown)]
     if rest:
         rows.append(row(f"{len(rest)} others", rest))

@@ -36,6 +36,7 @@ from paceline.watch.segments import (
     step_times,
     without_lost,
 )
+from paceline.watch.traffic import Traffic
 
 __all__ = [
     "BREAKS_OFF",
@@ -92,6 +93,7 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     lost_s: float  # computation that was lost when it left
     wasted_share: float  # of its computation
     acceptance: float  # share of its gradients that were accepted, without those after the end
+    traffic: Traffic = Traffic()
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -112,8 +114,8 @@ class Summary(msgspec.Struct, frozen=True):
     acceptance: float  # share of the gradients that were accepted, without those after the end
     idle_share: float
     wasted_share: float
-    sent_bytes_per_update: float  # in both directions
-    vain_bytes_per_update: float  # of these, for gradients that were not used
+    traffic: Traffic  # all zero where memory is shared
+    traffic_per_update: Traffic  # the mean
     by_worker: list[WorkerSummary]
     pauses: int
     ended: str
@@ -168,7 +170,7 @@ def summarize(trace: Trace) -> Summary:
     lost_s = sum(w.lost_s for w in by_worker)
     computed_s = sum(g.compute_s for g in gradients) + lost_s
     wasted_s = sum(g.compute_s for g in wasted) + lost_s
-    restored = restorations(trace)
+    restored, traffic = restorations(trace), Traffic.of(gradients, wasted)
     return Summary(
         policy=segments[-1].header.policy,
         workers=segments[-1].header.workers,
@@ -185,8 +187,8 @@ def summarize(trace: Trace) -> Summary:
         acceptance=_acceptance(gradients, wasted),
         idle_share=_mean([w.idle_share for w in by_worker]),
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
-        sent_bytes_per_update=_bytes(gradients) / len(updates),
-        vain_bytes_per_update=_bytes(wasted) / len(updates),
+        traffic=traffic,
+        traffic_per_update=traffic.per(len(updates)),
         by_worker=by_worker,
         pauses=sum(isinstance(r, Paused) for r in trace.records),
         ended=end_reason(trace),
@@ -208,10 +210,6 @@ def _rate(steps: list[TimedUpdate]) -> float | None:
 def _mean(values: Sequence[float]) -> float:
     """Return the mean; 0 if a gap hides all values."""
     return float(np.mean(values)) if values else 0.0
-
-
-def _bytes(gradients: list[Gradient]) -> float:
-    return sum(g.pulled_bytes + g.pushed_bytes for g in gradients)
 
 
 def _acceptance(gradients: list[Gradient], wasted: list[Gradient]) -> float:
@@ -285,4 +283,5 @@ def _worker(worker: int, totals: _WorkerTotals) -> WorkerSummary:
         lost_s=totals.lost_s,
         wasted_share=wasted_s / computed_s if computed_s else 0.0,
         acceptance=_acceptance(totals.gradients, totals.wasted),
+        traffic=Traffic.of(totals.gradients, totals.wasted),
     )

@@ -34,7 +34,7 @@ def human_seconds(seconds: float) -> str:
 
 def human_bytes(size: float) -> str:
     """Return a size with three digits and a unit: 12.5 MB."""
-    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= scale:
             return f"{three_digits(size / scale)} {unit}"
     return f"{three_digits(size)} B"

@@ -56,6 +56,7 @@ from paceline.run.net.connection_messages import (
     SlotShared,
     StopPayload,
 )
+from paceline.run.settings import WireFormat
 from paceline.run.tensors.state_spec import (
     LARGEST,
     Count,
@@ -138,6 +139,8 @@ class Welcome(Message, tag=5, frozen=True):
     saves: bool = False  # whether the server makes checkpoints
     position: EncodedPosition = b""  # where to continue in the data; empty: at the beginning
     shares: Count = 1  # into which an epoch is divided; late workers' gradients don't count
+    wire: WireFormat = "exact"  # how to send gradients, if memory isn't shared
+    wire_parameters: WireFormat = "exact"  # how parameters are sent, if memory isn't shared
 
 
 class FateNotice(MessagePart, frozen=True):

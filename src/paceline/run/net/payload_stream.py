@@ -23,7 +23,16 @@ from typing import NamedTuple, Protocol
 
 from paceline.errors import InternalError, ProtocolError
 
-__all__ = ["CHUNK_BYTES", "Arrival", "Codec", "Exact", "PayloadReceiver", "PayloadSender", "Span"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Arrival",
+    "Codec",
+    "Exact",
+    "PayloadReceiver",
+    "PayloadSender",
+    "Span",
+    "cut",
+]
 
 CHUNK_BYTES = 1 << 18  # a cancellation takes effect after at most this much
 _HEADER = struct.Struct("<QII")  # payload, chunk, bytes of the chunk
@@ -34,7 +43,8 @@ class Span(NamedTuple):
     """Memory that holds numbers of one type."""
 
     memory: memoryview  # of bytes
-    kind: str = ""  # the type of its numbers, such as "torch.float32"; "": it doesn't matter
+    kind: str = ""  # the type of its numbers, such as "torch.float32"; "": never round them
+    residual: memoryview = memoryview(b"")  # to add to the numbers; as large as they are, or empty
 
 
 class Codec(Protocol):
@@ -72,11 +82,13 @@ class Exact:
         """Do nothing: the bytes are already where they belong."""
 
 
-def _cut(spans: Sequence[Span]) -> deque[Span]:
+def cut(spans: Sequence[Span]) -> deque[Span]:
+    """Return the chunks in which these spans travel."""
     return deque(
-        Span(span.memory[begin : begin + CHUNK_BYTES], span.kind)
+        Span(span.memory[begin:end], span.kind, span.residual[begin:end])
         for span in spans
         for begin in range(0, len(span.memory), CHUNK_BYTES)
+        for end in (begin + CHUNK_BYTES,)
     )
 
 
@@ -94,7 +106,7 @@ class PayloadSender:
     """The sending side of one direction of a data connection."""
 
     def __init__(self, codec: Codec | None = None) -> None:
-        self._codec = codec or Exact()
+        self.codec = codec or Exact()
         self._payloads: deque[_Outgoing] = deque()
         self._unsent: list[memoryview] = []  # of the chunk that has begun
         self.sent_bytes = 0
@@ -106,7 +118,7 @@ class PayloadSender:
 
     def add(self, number: int, spans: Sequence[Span]) -> None:
         """Send a payload after those that were added before; it must not be empty."""
-        chunks = _cut(spans)
+        chunks = cut(spans)
         if not chunks:
             raise InternalError("a payload must not be empty")
         self._payloads.append(_Outgoing(number, chunks))
@@ -128,7 +140,7 @@ class PayloadSender:
         if payload.is_cancelled:
             self._unsent = [memoryview(_HEADER.pack(payload.number, _CANCELLED, 0))]
         else:
-            body = self._codec.encode(payload.chunks.popleft())
+            body = self.codec.encode(payload.chunks.popleft())
             header = _HEADER.pack(payload.number, payload.next_chunk, len(body))
             self._unsent = [memoryview(header), body]
             payload.next_chunk += 1
@@ -155,7 +167,7 @@ class PayloadReceiver:
     """The receiving side of one direction of a data connection."""
 
     def __init__(self, codec: Codec | None = None) -> None:
-        self._codec = codec or Exact()
+        self.codec = codec or Exact()
         self._number = 0  # of the payload that is expected, or was expected last
         self._chunks: deque[Span] | None = None  # that haven't arrived; None: none is expected
         self._next_chunk = 0
@@ -175,7 +187,7 @@ class PayloadReceiver:
         """Receive this payload into these spans; earlier ones that never came are skipped."""
         if self._chunks is not None or number <= self._number:
             raise InternalError(f"payload {number} can't be expected after {self._number}")
-        self._number, self._chunks, self._next_chunk = number, _cut(spans), 0
+        self._number, self._chunks, self._next_chunk = number, cut(spans), 0
 
     def skip(self) -> None:
         """Expect no more of the current payload; chunks of it that still arrive are skipped."""
@@ -204,7 +216,7 @@ class PayloadReceiver:
         self._space = self._header
         if chunk is None:
             return None
-        self._codec.decode(chunk)
+        self.codec.decode(chunk)
         return self._end_if_complete()
 
     def _end_if_complete(self) -> Arrival | None:
@@ -226,7 +238,7 @@ class PayloadReceiver:
             self._space = memoryview(bytearray(size)) if size else self._header
             return None
         assert self._chunks
-        expected = self._codec.wire_bytes(self._chunks[0])
+        expected = self.codec.wire_bytes(self._chunks[0])
         if chunk != self._next_chunk or size != expected:
             raise ProtocolError(
                 f"expected chunk {self._next_chunk} with {expected} bytes, got chunk {chunk} with "
@@ -234,7 +246,7 @@ class PayloadReceiver:
             )
         self._chunk = self._chunks.popleft()
         self._next_chunk += 1
-        self._space = self._codec.space(self._chunk)
+        self._space = self.codec.space(self._chunk)
         return None
 
     def _on_cancelled(self) -> Arrival:

@@ -35,12 +35,13 @@ from paceline.run.net.messages import (
 )
 from paceline.run.net.payload_stream import Arrival, PayloadReceiver, PayloadSender, Span
 from paceline.run.net.transport import Announcement, Moved
+from paceline.run.net.wire_format import codec_for
 from paceline.run.tensors.layout import Views, flat
 from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_packing import pack, unpack
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
 
-__all__ = ["TcpPeer", "spans_of", "spans_of_version"]
+__all__ = ["TcpPeer", "spans_of", "spans_of_answer", "spans_of_version"]
 
 
 class ControlEnd(Protocol):
@@ -59,20 +60,27 @@ class ControlEnd(Protocol):
         """Close the connection."""
 
 
-def spans_of(tensors: Sequence[Tensor]) -> list[Span]:
+def spans_of(tensors: Sequence[Tensor], may_round: bool = False) -> list[Span]:
     """Return the memory of dense tensors; empty ones have none."""
     return [
-        Span(flat(one).view(torch.uint8).numpy().data, str(one.dtype))
+        Span(flat(one).view(torch.uint8).numpy().data, str(one.dtype) if may_round else "")
         for one in tensors
         if one.numel()
     ]
 
 
-def spans_of_version(views: Views, optimizer: int | None) -> list[Span]:
+def spans_of_version(views: Views, optimizer: int | None, may_round: bool = True) -> list[Span]:
     """Return what travels of a version or a gradient: of one optimizer, or of all."""
     parameters = views.flats if optimizer is None else views.flats[optimizer : optimizer + 1]
     flats = [one for own in parameters for one in own]
-    return spans_of([*flats, *views.buffer_flats, *views.counter_flats])
+    return spans_of(flats, may_round) + spans_of([*views.buffer_flats, *views.counter_flats])
+
+
+def spans_of_answer(views: Views, message: Assignment | RunEnded) -> list[Span]:
+    """Return what travels of the version with a message; the last one is never rounded."""
+    if isinstance(message, RunEnded):
+        return spans_of_version(views, None, may_round=False)
+    return spans_of_version(views, message.optimizer)
 
 
 class TcpPeer:
@@ -195,6 +203,8 @@ class TcpPeer:
     def open_slot(self, welcome: Welcome) -> Views:
         """Welcome the worker and make a slot for it; raises SpecError if there is no memory."""
         self._slot = self._store.new_accumulator()
+        self._sender.codec = codec_for(welcome.wire_parameters)
+        self._receiver.codec = codec_for(welcome.wire)
         self._control.send(welcome)
         constants = spans_of(self._store.constants)
         if constants:
@@ -204,8 +214,7 @@ class TcpPeer:
     def publish(self, message: Assignment | RunEnded, buffer: ParameterBuffer) -> None:
         """Send the message and the version in this buffer."""
         self._control.send(message)
-        optimizer = message.optimizer if isinstance(message, Assignment) else None
-        number = self._send_payload(spans_of_version(buffer.views, optimizer))
+        number = self._send_payload(spans_of_answer(buffer.views, message))
         if isinstance(message, Assignment):
             self._version_payload = message.turn, number
 

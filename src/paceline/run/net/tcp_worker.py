@@ -9,10 +9,12 @@ calls whenever it waits, and now and then while it computes.
 import os
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from paceline.core.events import Fate
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.channel import Channel, wait_ready
 from paceline.run.net.data_socket import ByteStream, receive_payloads, send_payloads
@@ -28,8 +30,9 @@ from paceline.run.net.messages import (
     Welcome,
 )
 from paceline.run.net.payload_stream import PayloadReceiver, PayloadSender, Span
-from paceline.run.net.tcp import spans_of, spans_of_version
+from paceline.run.net.tcp import spans_of, spans_of_answer, spans_of_version
 from paceline.run.net.transport import OpenedSlot
+from paceline.run.net.wire_format import ErrorFeedback, HalfPrecision, codec_for
 from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.layout import Layout, Views, lay_out_constants, tensors
 from paceline.run.tensors.shared_region import Region
@@ -109,7 +112,7 @@ class TcpWorker:
         self._control = control
         self._stream = stream
         self._monotonic = system.monotonic
-        layout = Layout.of(spec)
+        layout = self._layout = Layout.of(spec)
         self._buffer = layout.view(_new_memory(layout.size, "parameters"))
         self._slot = layout.view(_new_memory(layout.size, "slot"))
         section, size = lay_out_constants(spec)
@@ -120,6 +123,7 @@ class TcpWorker:
         self._state: _ReceivedState | None = None  # of the last reply, until it is read
         self._sender = PayloadSender()
         self._receiver = PayloadReceiver()
+        self._feedback: ErrorFeedback | None = None  # not None iff gradients are rounded
         self._payloads = 0  # from the server so far
         self._announcements = 0  # payloads that were announced to the server so far
         self._announced: _Announced | None = None  # the last of them, until it is asked for
@@ -165,6 +169,8 @@ class TcpWorker:
         self._deliver()
         if self._ready:
             return
+        if self._feedback is not None and self._feedback.advance():
+            timeout_s = 0.0  # there may be more to do
         wishes = Wishes(self._lost_by is None, self._receiver.is_expecting, bool(self._sender))
         has_message = self._control.wait(self._stream, wishes, timeout_s)
         if has_message:
@@ -211,6 +217,9 @@ class TcpWorker:
             else:
                 self._payloads += 1
                 self._receiver.expect(self._payloads, self._spans_for(message))
+                if isinstance(message, Assignment) and self._feedback is not None:
+                    notice = message.notice
+                    self._feedback.settle(notice is not None and notice.fate is Fate.ACCEPTED)
 
     def _has_payload(self, message: FromServer) -> bool:
         if isinstance(message, Welcome):
@@ -238,20 +247,31 @@ class TcpWorker:
             self._state = _ReceivedState(bytearray(message.tree_bytes), fd)
             data = region.tensor(torch.uint8, region.size, 0)
             return [Span(memoryview(self._state.tree)), *spans_of([data])]
-        optimizer = message.optimizer if isinstance(message, Assignment) else None
-        return spans_of_version(self._buffer, optimizer)
+        assert isinstance(message, Assignment | RunEnded)
+        return spans_of_answer(self._buffer, message)
 
     def _complete(self, is_complete: bool) -> None:
         """Pass on the first message, whose payload is complete or was cancelled."""
         message = self._inbox.popleft()
         if isinstance(message, Welcome):
+            self._agree(message)
             self._opened = OpenedSlot(self._slot, self._constants)
         elif isinstance(message, Assignment | RunEnded):
+            if self._feedback is not None:
+                self._feedback.finish()  # from now on, the script may overwrite its gradient
             self._received.add(message.buffer)
             self._cancelled = None
             if not is_complete and isinstance(message, Assignment):
                 self._cancelled = message
         self._ready.append(message)
+
+    def _agree(self, welcome: Welcome) -> None:
+        """Send and receive numbers in the formats that the server wants."""
+        self._receiver.codec = codec_for(welcome.wire_parameters)
+        self._sender.codec = codec = codec_for(welcome.wire)
+        if isinstance(codec, HalfPrecision):
+            residuals = self._layout.view(_new_memory(self._layout.size, "residuals"))
+            self._feedback = ErrorFeedback(codec, partial(spans_of_version, residuals))
 
     # ---------------------------------------------------------------------------------- tensors
 
@@ -270,7 +290,10 @@ class TcpWorker:
     def announce(self, report: GradientReport) -> None:
         """Tell the server that the gradient in the slot is complete; send it when asked to."""
         self._control.send(report)
-        self._announce(spans_of_version(self._slot, report.optimizer))
+        spans = spans_of_version(self._slot, report.optimizer)
+        if self._feedback is not None:
+            spans = self._feedback.add_to(spans, report.optimizer)
+        self._announce(spans)
 
     def _announce(self, spans: list[Span]) -> None:
         self._announcements += 1

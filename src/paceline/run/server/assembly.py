@@ -150,7 +150,7 @@ def _make_server(
         if line := ignored_changes(in_script, shard.first_options, shard.state.optimizers):
             _say(line)
     header = msgspec.structs.replace(
-        Header.of("run", policy, settings.spec, _about(book)),
+        Header.of("run", policy, settings.spec, _about(book, settings)),
         cores=available_cores(),
         optimizers=len(shard.state.optimizers),
     )
@@ -169,11 +169,13 @@ def _make_server(
     return server
 
 
-def _about(book: LeaseBook) -> dict[str, str]:
+def _about(book: LeaseBook, settings: Settings) -> dict[str, str]:
     """Return facts for readers of the trace."""
     samples = next(filter(None, book.epoch_samples), None)
     epoch = {} if samples is None else {EPOCH_SAMPLES: str(samples)}
-    return {"torch": str(torch.__version__), **epoch}
+    wires = {"wire": settings.wire, "wire_parameters": settings.wire_parameters}
+    rounded = {name: wire for name, wire in wires.items() if wire != "exact"}
+    return {"torch": str(torch.__version__), **epoch, **rounded}
 
 
 def _open_recorder(

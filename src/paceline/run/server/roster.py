@@ -133,6 +133,8 @@ class Roster:
             saves=saves,
             position=position,
             shares=self._shares,
+            wire=settings.wire,
+            wire_parameters=settings.wire_parameters,
         )
         try:
             end.open_slot(welcome)
