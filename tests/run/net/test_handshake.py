@@ -12,8 +12,9 @@ from paceline.run.net import messages
 from paceline.run.net.address import listen
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
 from paceline.run.net.handshake import Challenger, connect, new_token
-from paceline.run.server import listener as listener_module
-from paceline.run.server.listener import STRANGERS_MAX, Listener
+from paceline.run.server import strangers as strangers_module
+from paceline.run.server.listener import Listener
+from paceline.run.server.strangers import STRANGERS_MAX
 from strangers import prove
 
 TOKEN = new_token()
@@ -174,11 +175,11 @@ def test_server_cannot_be_made_to_answer_its_own_challenge(listener, connect_cli
     [
         (
             messages.Hello(messages.PROTOCOL + 1, bytes(32)),
-            "expected version 3 of the protocol, got 4; ",
+            f"expected version {messages.PROTOCOL} of the protocol, got {messages.PROTOCOL + 1}; ",
         ),
         (
             messages.Hello(0, bytes(32)),
-            "expected version 3 of the protocol, got 0; ",
+            f"expected version {messages.PROTOCOL} of the protocol, got 0; ",
         ),
         (messages.Proof(bytes(32)), "Proof was sent before Hello"),
         (
@@ -215,7 +216,7 @@ def test_silent_client_is_refused_after_a_while_and_an_authenticated_one_stays(
     ask(listener, slow, HELLO)
     known.send(prove(TOKEN, ask(listener, known, HELLO)))
     poll(listener)
-    monkeypatch.setattr(listener_module, "STRANGER_TIMEOUT_S", -1.0)  # as if it had passed
+    monkeypatch.setattr(strangers_module, "STRANGER_TIMEOUT_S", -1.0)  # as if it had passed
     listener.wait(0.0)
     for client in (silent, slow):
         assert client.receive() == messages.Refused("it took too long to authenticate")
@@ -232,7 +233,7 @@ def test_client_that_sent_something_while_the_server_was_busy_is_answered(
     poll(listener)
     client.send(HELLO)
     # As if the time had passed while the server was busy.
-    monkeypatch.setattr(listener_module, "STRANGER_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(strangers_module, "STRANGER_TIMEOUT_S", -1.0)
     poll(listener)
     assert isinstance(client.receive(), messages.Challenge)
 

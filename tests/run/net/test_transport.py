@@ -30,6 +30,7 @@ from paceline.run.net.shared_memory import (
 )
 from paceline.run.net.tcp import TcpPeer
 from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
+from paceline.run.net.tls import client_context, server_context
 from paceline.run.net.transport import Announcement
 from paceline.run.server.listener import Listener
 from paceline.run.tensors.layout import gather
@@ -77,14 +78,15 @@ class SharedMemory:
 class Tcp:
     """Real TCP connections on loopback; the gradient is sent when the server admits it."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, server_tls=None, client_tls=None):
         self._spec = spec
         self._token = new_token()
+        self._tls = client_tls
         listening = listen("tcp:127.0.0.1:0")
         self._address = of_socket(listening, "tcp:127.0.0.1:0")
         self.store = SharedMemoryStore(spec)
         self.connections = Listener(
-            [listening], self._token, lambda channel: TcpPeer(channel, self.store)
+            [listening], self._token, lambda channel: TcpPeer(channel, self.store), tls=server_tls
         )
 
     def connect(self):
@@ -99,9 +101,13 @@ class Tcp:
         return peer, worker
 
     def _connect_worker(self):
-        channel = connect(self._address, self._token, TIMEOUT_S)
-        data = connect_data(self._address, self._token, channel.session, TIMEOUT_S)
+        channel = connect(self._address, self._token, TIMEOUT_S, self._tls)
+        data = connect_data(self._address, self._token, channel.session, TIMEOUT_S, self._tls)
         return TcpWorker(ControlSocket(channel), DataSocket(data), self._spec)
+
+
+class Tls(Tcp):
+    """The same with TLS."""
 
 
 class InProcess:
@@ -117,7 +123,7 @@ class InProcess:
         return self.connections._peers[-1], worker
 
 
-TRANSPORTS = [SharedMemory, Tcp, InProcess]
+TRANSPORTS = [SharedMemory, Tcp, Tls, InProcess]
 
 
 class Connected:
@@ -172,7 +178,11 @@ class Connected:
 
 @pytest.fixture(params=TRANSPORTS, ids=lambda kind: kind.__name__)
 def connected(request):
-    with closing(Connected(request.param(make_spec()))) as connected:
+    contexts = ()
+    if request.param is Tls:
+        files = request.getfixturevalue("tls_files")
+        contexts = server_context(files), client_context(files)
+    with closing(Connected(request.param(make_spec(), *contexts))) as connected:
         yield connected
 
 
@@ -678,9 +688,13 @@ def test_sending_to_a_lost_worker_raises_peer_lost(connected):
 
 def assert_lost_soon(send):
     """Expect PeerLost: at the first call, or, as with TCP, at one of the next."""
-    with pytest.raises(PeerLost):
+
+    def send_often():
         for _ in range(1000):
             send()
+
+    with pytest.raises(PeerLost):
+        send_often()
 
 
 def test_sending_to_a_lost_server_raises_peer_lost(connected):

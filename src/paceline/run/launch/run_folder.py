@@ -19,6 +19,7 @@ from paceline.errors import SpecError
 from paceline.files import DISK, Disk, atomic_write
 from paceline.run.launch.environment import Identity
 from paceline.run.net.handshake import new_token
+from paceline.run.net.tls import TlsFiles
 from paceline.run.settings import Settings
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "new_run_dir",
     "script_folders",
     "settings_of",
+    "tls_files",
     "write_run_files",
 ]
 
@@ -105,6 +107,13 @@ def new_address(settings: Settings) -> str:
     return f"unix:@paceline-{secrets.token_hex(16)}"
 
 
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """Return the TLS files of a run; None: its connections aren't encrypted."""
+    if not settings.tls_cert:
+        return None
+    return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
+
+
 def write_run_files(run_dir: Path, settings: Settings, address: str, disk: Disk = DISK) -> Identity:
     """Write what the processes of a run need; return the identity of the server."""
     settings.write(run_dir / (NEXT_SPEC if (run_dir / SPEC).exists() else SPEC), disk)
@@ -119,7 +128,7 @@ def write_run_files(run_dir: Path, settings: Settings, address: str, disk: Disk 
             disk.unlink(unfinished)
     except OSError as error:
         raise SpecError(f"cannot write to the run folder: {error}") from None
-    return Identity(address, token_file, run_dir, None)
+    return Identity(address, token_file, run_dir, None, tls=tls_files(settings))
 
 
 def settings_of(run_dir: Path) -> Settings:
