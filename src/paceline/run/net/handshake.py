@@ -13,6 +13,7 @@ import hmac
 import secrets
 import socket
 import ssl
+from contextlib import suppress
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.address import dial, host_of, is_tcp
@@ -177,7 +178,8 @@ def _connect(
     sock = open_socket(address, timeout_s, tls)
     channel = Channel(sock, decode_server, STRANGER_LIMIT)
     try:
-        channel.send(authenticator.hello())
+        with suppress(PeerLost):  # a server that refused us has said why, which is received next
+            channel.send(authenticator.hello())
         channel.send(authenticator.prove(channel.receive()))
     except BaseException:
         channel.close()

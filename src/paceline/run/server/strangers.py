@@ -36,6 +36,7 @@ STRANGER_TIMEOUT_S = 10.0  # to authenticate, which takes a worker milliseconds
 STRANGERS_MAX = 256  # unauthenticated connections at a time; the oldest is closed for a new one
 SHARE = 0.02  # of the server's processor time, in the long run
 SAVED_S = 0.5  # of processor time that strangers haven't used; many workers may start at once
+RESUMES_S = 0.0005  # after strangers have used up their time, they wait until they have this much
 EVENTS_MAX = 16  # served before the listener looks at its members again
 PAUSE_S = 1.0  # before accepting again, if the process has too many open files
 
@@ -84,6 +85,7 @@ class Strangers:
         self._strangers: dict[int, _Stranger] = {}  # by descriptor, oldest first
         self._saved_s = SAVED_S
         self._saved_at = clock()
+        self._serve_at = 0.0  # until then, strangers have used up their time
         self._accept_at = 0.0  # when to accept again; 0: now
 
     def __len__(self) -> int:
@@ -106,10 +108,7 @@ class Strangers:
 
     def pause_s(self) -> float:
         """Return for how long not to call `serve`; 0: it may be called."""
-        now = self._clock()
-        self._saved_s = min(SAVED_S, self._saved_s + SHARE * (now - self._saved_at))
-        self._saved_at = now
-        return 0.0 if self._saved_s > 0 else -self._saved_s / SHARE
+        return max(0.0, self._serve_at - self._clock())
 
     def due_s(self) -> float | None:
         """Return when to call `serve` even if the descriptor isn't readable; None: no need to."""
@@ -130,8 +129,16 @@ class Strangers:
             elif fd in self._strangers and (one := self._authenticate(fd)) is not None:
                 found.append(one)
         self._close_slow()
-        self._saved_s -= self._processor_time() - began
+        self._spend(self._processor_time() - began)
         return found
+
+    def _spend(self, used_s: float) -> None:
+        """Note how much was used; once it is too much, wait until there is enough for a while."""
+        now = self._clock()
+        self._saved_s = min(SAVED_S, self._saved_s + SHARE * (now - self._saved_at)) - used_s
+        self._saved_at = now
+        if self._saved_s <= 0:
+            self._serve_at = now + (RESUMES_S - self._saved_s) / SHARE
 
     # ------------------------------------------------------------------------------- accepting
 
