@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from ssl import SSLContext
 from time import monotonic
 
 import torch
@@ -32,8 +33,14 @@ REPORT = messages.GradientReport(1, 0, 0, 1, 0.5, 1.0)
 class Tcp:
     """A listener on loopback; the gradient is sent when the server admits it."""
 
-    def __init__(self, spec: StateSpec) -> None:
+    def __init__(
+        self,
+        spec: StateSpec,
+        server_tls: SSLContext | None = None,
+        client_tls: SSLContext | None = None,
+    ) -> None:
         self._spec = spec
+        self._tls = client_tls
         self.token = new_token()
         self.refusals: list[str] = []
         listening = listen("tcp:127.0.0.1:0")
@@ -44,6 +51,7 @@ class Tcp:
             self.token,
             lambda channel: TcpPeer(channel, self.store),
             self.refusals.append,
+            tls=server_tls,
         )
         self._workers: list[TcpWorker] = []
 
@@ -60,8 +68,8 @@ class Tcp:
         return peer, self._workers[-1]
 
     def _connect_worker(self, system: System) -> TcpWorker:
-        channel = connect(self.address, self.token, TIMEOUT_S)
-        data = connect_data(self.address, self.token, channel.session, TIMEOUT_S)
+        channel = connect(self.address, self.token, TIMEOUT_S, self._tls)
+        data = connect_data(self.address, self.token, channel.session, TIMEOUT_S, self._tls)
         return TcpWorker(ControlSocket(channel), DataSocket(data), self._spec, system)
 
     def join(self) -> tuple[TcpPeer, TcpWorker, Views]:

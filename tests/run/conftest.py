@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from certificates import Authority
 from cli_fixtures import Call
+from paceline.run.net.tls import TlsFiles
 from server_harness import STEPS, Harness, Served, no_intruder, serve
 
 
@@ -15,6 +17,18 @@ from server_harness import STEPS, Harness, Served, no_intruder, serve
 def call(call: Call, shared_forkserver: None) -> Call:
     """Return a function that calls the command line, with the fork server that all tests share."""
     return call
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A CA."""
+    return Authority(tmp_path_factory.mktemp("tls") / "ca")
+
+
+@pytest.fixture(scope="session")
+def tls_files(authority: Authority) -> TlsFiles:
+    """A certificate of the CA for this host, which both sides may use."""
+    return authority.issue("both")
 
 
 @pytest.fixture(scope="session")

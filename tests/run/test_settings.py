@@ -104,3 +104,18 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     (tmp_path / "train.py").touch()
     settings = Settings(spec=SPEC, script="train.py").with_absolute_paths()
     assert (settings.script, settings.folder) == (str(tmp_path / "train.py"), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"tls_cert": "c", "tls_key": "k"}, "TLS needs --transport tcp"),
+        ({"tls_ca": "a"}, "TLS needs --transport tcp"),
+        ({"tls_cert": "c", "transport": "tcp"}, "TLS needs both --tls-cert and --tls-key"),
+        ({"tls_key": "k", "transport": "tcp"}, "TLS needs both --tls-cert and --tls-key"),
+        ({"tls_ca": "a", "transport": "tcp"}, "TLS needs both --tls-cert and --tls-key"),
+    ],
+)
+def test_incomplete_tls_is_refused(given, what):
+    with pytest.raises(SpecError, match=what):
+        Settings(spec=SPEC, **given)

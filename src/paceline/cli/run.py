@@ -42,6 +42,7 @@ PLAIN_OPTIONS = frozenset(
         "wire_parameters",
     }
 )
+TLS_OPTIONS = frozenset({"tls_cert", "tls_key", "tls_ca"})
 
 Load = Callable[[str], Any]
 """Imports a module of the command line; slow imports happen while other processes start."""
@@ -122,6 +123,7 @@ def _new_run_settings(options: RunOptions) -> Settings:
         transport=options.transport,
         wire=options.wire,
         wire_parameters=options.wire_parameters,
+        **_tls_paths(options, TLS_OPTIONS),
         restart=options.restart,
         checkpoint_every=options.checkpoint_every,
         output=options.output,
@@ -156,11 +158,18 @@ def _resumed_settings(run_dir: Path, options: RunOptions) -> Settings:
 def _changed(options: RunOptions, given: Set[str]) -> dict[str, Any]:
     """Return the fields of `Settings`, other than the spec, that these options change."""
     changed = {name: getattr(options, name) for name in PLAIN_OPTIONS & given}
+    changed |= _tls_paths(options, TLS_OPTIONS & given)
     if "patience" in given:
         changed["patience_s"] = parse_seconds(options.patience, "patience")
     if "grace" in given:
         changed["grace_s"] = parse_seconds(options.grace, "grace")
     return changed
+
+
+def _tls_paths(options: RunOptions, names: Set[str]) -> dict[str, Any]:
+    """Return these fields of `Settings`, with paths that hold in any working directory."""
+    found = {name: getattr(options, name) for name in names}
+    return {name: str(path.absolute()) if path else "" for name, path in found.items()}
 
 
 def _check_ends(options: RunOptions | CompareOptions) -> int:

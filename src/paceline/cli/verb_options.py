@@ -202,6 +202,23 @@ class RunOptions:
             "is always exact."
         ),
     ] = "exact"
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            help="Encrypt TCP connections with TLS: the file of the server's certificate. Needs "
+            "--transport tcp and --tls-key."
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(help="The file of the key of --tls-cert, without a passphrase.")
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file of a CA's certificate. Both sides must then have a certificate of this "
+            "CA; without it, workers trust exactly --tls-cert."
+        ),
+    ] = None
     restart: Annotated[
         bool,
         typer.Option(

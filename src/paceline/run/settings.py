@@ -88,6 +88,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     wire_parameters: WireFormat = "exact"
     """How parameters travel over TCP. Shared memory is always exact."""
+    tls_cert: str = ""
+    """The path of the server's TLS certificate; "": TCP connections aren't encrypted."""
+
+    tls_key: str = ""
+    """The path of its key."""
+
+    tls_ca: str = ""
+    """The path of the CA's certificate; "": the server's own certificate is what workers trust."""
 
     restart: bool = True
     """Whether processes that die are restarted."""
@@ -129,6 +137,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 < self.grace_s < inf:
             raise SpecError(f"grace must be > 0 and finite, got {self.grace_s}")
         parse_every(self.checkpoint_every)
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        if not (self.tls_cert or self.tls_key or self.tls_ca):
+            return
+        if self.transport != "tcp":
+            raise SpecError(
+                "TLS needs --transport tcp: shared memory and Unix sockets never leave this machine"
+            )
+        if not (self.tls_cert and self.tls_key):
+            raise SpecError("TLS needs both --tls-cert and --tls-key")
 
     def parse_policy(self) -> Policy:
         """Return the rule; a user's own is searched next to the script, then in its folder."""
@@ -159,7 +178,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 text.encode()
             except UnicodeEncodeError:
                 raise SpecError(f"a script and its arguments must be UTF-8, got {text!r}") from None
-        return msgspec.structs.replace(self, script=str(script), folder=str(folder))
+        files = {
+            name: str(folder / path)
+            for name in ("tls_cert", "tls_key", "tls_ca")
+            if (path := getattr(self, name))
+        }
+        return msgspec.structs.replace(self, script=str(script), folder=str(folder), **files)
 
     def write(self, path: Path, disk: Disk = DISK) -> None:
         """Write the settings as JSON; raise SpecError if the file can't be written."""

@@ -2,6 +2,7 @@
 """The identity of a process, which it gets through environment variables."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,18 @@ from paceline.run.launch.environment import (
     variables,
 )
 from paceline.run.net.handshake import new_token
+from paceline.run.net.tls import TlsFiles
 
 SERVER = Identity("unix:@name", Path("/run/token"), Path("/run"), None)
 WORKER = Identity("unix:@name", Path("/run/token"), Path("/run"), 3)
 WITH_SOCKET = Identity("unix:@name", Path("/run/token"), Path("/run"), None, listening_fd=7)
 
 
-@pytest.mark.parametrize("who", [SERVER, WORKER, WITH_SOCKET])
+WITH_TLS = replace(SERVER, tls=TlsFiles("/cert", "/key", "/ca"))
+WITH_CA = replace(WORKER, tls=TlsFiles(ca="/ca"))
+
+
+@pytest.mark.parametrize("who", [SERVER, WORKER, WITH_SOCKET, WITH_TLS, WITH_CA])
 def test_identity_survives_the_environment(who):
     assert identity(variables(who)) == who
 
@@ -60,6 +66,14 @@ def test_worker_needs_no_run_folder():
     environ = variables(WORKER)
     del environ["PACELINE_RUN_DIR"]
     assert identity(environ).run_dir == Path()
+
+
+def test_adopted_identity_has_no_tls_of_the_launchers_environment(monkeypatch):
+    for name in (*variables(WORKER), "PACELINE_THREADS", "PACELINE_TLS_CA"):
+        monkeypatch.setenv(name, "/other")
+    adopt(WORKER, threads=2)
+    assert identity() == WORKER
+    monkeypatch.setenv("PACELINE_TLS_CA", "/other")
 
 
 def test_adopted_identity_is_found(monkeypatch):

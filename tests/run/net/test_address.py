@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Addresses of every kind can be listened at and dialed; bad ones are refused by name."""
 
+import errno
 import os
 import secrets
 import socket
@@ -15,6 +16,8 @@ from paceline.run.net.address import (
     accept,
     bind,
     dial,
+    host_of,
+    is_loopback,
     is_tcp,
     listen,
     listen_on,
@@ -201,3 +204,46 @@ def test_address_that_is_too_long_is_refused(prefix):
 def test_dialing_an_address_without_a_server_raises_peer_lost(tmp_path):
     with pytest.raises(PeerLost, match=r"no server at unix:.*: No such file"):
         dial(f"unix:{tmp_path}/server")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("unix:@name", True),
+        ("tcp:127.0.0.1:1", True),
+        ("tcp:127.9.9.9:1", True),
+        ("tcp:[::1]:1", True),
+        ("tcp:localhost:1", True),
+        ("tcp:0.0.0.0:1", False),
+        ("tcp::1", False),
+        ("tcp:[::]:1", False),
+        ("tcp:192.168.0.1:1", False),
+        ("tcp:localhost.example.org:1", False),
+    ],
+)
+def test_loopback_is_recognized(address, expected):
+    assert is_loopback(address) == expected
+
+
+def test_host_of_an_address_has_no_brackets():
+    assert host_of("tcp:[::1]:80") == "::1"
+    assert host_of("tcp:node7:80") == "node7"
+    with pytest.raises(SpecError, match="expected an address such as tcp:host:port"):
+        host_of("unix:@name")
+
+
+def test_accept_says_if_this_process_has_too_many_open_files():
+    listening = FullSocket()
+    with pytest.raises(OSError, match="Too many open files"):
+        accept(listening)
+    listening.number = errno.ECONNABORTED
+    assert accept(listening) is None
+
+
+class FullSocket:
+    """A socket that can't accept."""
+
+    number = errno.EMFILE
+
+    def accept(self):
+        raise OSError(self.number, os.strerror(self.number))

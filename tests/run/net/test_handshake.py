@@ -18,8 +18,9 @@ from paceline.run.net.handshake import (
     connect_data,
     new_token,
 )
-from paceline.run.server import listener as listener_module
-from paceline.run.server.listener import STRANGERS_MAX, Listener
+from paceline.run.server import strangers as strangers_module
+from paceline.run.server.listener import Listener
+from paceline.run.server.strangers import STRANGERS_MAX
 from strangers import prove
 
 TOKEN = new_token()
@@ -180,11 +181,11 @@ def test_server_cannot_be_made_to_answer_its_own_challenge(listener, connect_cli
     [
         (
             messages.Hello(messages.PROTOCOL + 1, bytes(32)),
-            "expected version 4 of the protocol, got 5; ",
+            f"expected version {messages.PROTOCOL} of the protocol, got {messages.PROTOCOL + 1}; ",
         ),
         (
             messages.Hello(0, bytes(32)),
-            "expected version 4 of the protocol, got 0; ",
+            f"expected version {messages.PROTOCOL} of the protocol, got 0; ",
         ),
         (messages.Proof(bytes(32)), "Proof was sent before Hello"),
         (
@@ -221,7 +222,7 @@ def test_silent_client_is_refused_after_a_while_and_an_authenticated_one_stays(
     ask(listener, slow, HELLO)
     known.send(prove(TOKEN, ask(listener, known, HELLO)))
     poll(listener)
-    monkeypatch.setattr(listener_module, "STRANGER_TIMEOUT_S", -1.0)  # as if it had passed
+    monkeypatch.setattr(strangers_module, "STRANGER_TIMEOUT_S", -1.0)  # as if it had passed
     listener.wait(0.0)
     for client in (silent, slow):
         assert client.receive() == messages.Refused("it took too long to authenticate")
@@ -238,7 +239,7 @@ def test_client_that_sent_something_while_the_server_was_busy_is_answered(
     poll(listener)
     client.send(HELLO)
     # As if the time had passed while the server was busy.
-    monkeypatch.setattr(listener_module, "STRANGER_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(strangers_module, "STRANGER_TIMEOUT_S", -1.0)
     poll(listener)
     assert isinstance(client.receive(), messages.Challenge)
 

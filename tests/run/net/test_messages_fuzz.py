@@ -107,6 +107,7 @@ def listener():
     """A listener whose peers are plain channels, and that forgets what it refused."""
     listening = listen(f"unix:@paceline-test-{secrets.token_hex(8)}")
     listener = Listener([listening], TOKEN, lambda channel: channel, lambda _: None)
+    listener.name = listening.getsockname()
     yield listener
     listener.shut_down()
 
@@ -116,14 +117,14 @@ def listener():
 def test_listener_survives_any_unauthenticated_client(listener, data, hello):
     intruder, client = (socket.socket(socket.AF_UNIX) for _ in range(2))
     with closing(intruder), closing(client):
-        intruder.connect(listener._listening[0].getsockname())
+        intruder.connect(listener.name)
         if hello:
             intruder.sendall(framed(messages.Hello(messages.PROTOCOL, bytes(32))))
         for part in data:
             with suppress(BrokenPipeError, ConnectionResetError):
                 intruder.sendall(part)
             assert listener.wait(0.0) == []  # it is not authenticated
-        client.connect(listener._listening[0].getsockname())
+        client.connect(listener.name)
         client.sendall(framed(messages.Hello(messages.PROTOCOL, bytes(32))))
         client.setblocking(False)
         answer = b""

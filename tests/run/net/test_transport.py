@@ -27,6 +27,7 @@ from paceline.run.net.shared_memory import (
     SharedMemoryStore,
     SharedMemoryWorker,
 )
+from paceline.run.net.tls import client_context, server_context
 from paceline.run.net.transport import Announcement
 from paceline.run.server.listener import Listener
 from paceline.run.tensors.layout import gather
@@ -68,6 +69,10 @@ class SharedMemory:
         return peers[0], SharedMemoryWorker(channel, self._spec)
 
 
+class Tls(Tcp):
+    """The same with TLS."""
+
+
 class InProcess:
     """Queues inside this process."""
 
@@ -81,7 +86,7 @@ class InProcess:
         return self.connections._peers[-1], worker
 
 
-TRANSPORTS = [SharedMemory, Tcp, InProcess]
+TRANSPORTS = [SharedMemory, Tcp, Tls, InProcess]
 
 
 class Connected:
@@ -136,7 +141,11 @@ class Connected:
 
 @pytest.fixture(params=TRANSPORTS, ids=lambda kind: kind.__name__)
 def connected(request):
-    with closing(Connected(request.param(make_spec()))) as connected:
+    contexts = ()
+    if request.param is Tls:
+        files = request.getfixturevalue("tls_files")
+        contexts = server_context(files), client_context(files)
+    with closing(Connected(request.param(make_spec(), *contexts))) as connected:
         yield connected
 
 
@@ -649,6 +658,9 @@ def assert_lost_soon(send):
 def send_often(send):
     for _ in range(1000):
         send()
+
+    with pytest.raises(PeerLost):
+        send_often()
 
 
 def test_sending_to_a_lost_server_raises_peer_lost(connected):

@@ -13,8 +13,9 @@ import pytest
 from paceline.errors import PeerLost
 from paceline.run.net import messages
 from paceline.run.net.address import listen
-from paceline.run.server import listener as listener_module
-from paceline.run.server.listener import STRANGERS_MAX, Listener
+from paceline.run.server import strangers as strangers_module
+from paceline.run.server.listener import Listener
+from paceline.run.server.strangers import STRANGERS_MAX
 from paceline.run.system import System
 from server_harness import TOKEN
 from strangers import RawPeer, prove
@@ -125,7 +126,7 @@ def test_closed_peer_receives_the_reason_and_is_never_returned_again(bench):
 def test_silent_connection_is_closed_after_a_timeout(bench):
     client = bench.connect()
     active = bench.connect()
-    now = monotonic() + listener_module.STRANGER_TIMEOUT_S + 1
+    now = monotonic() + strangers_module.STRANGER_TIMEOUT_S + 1
     bench.listener.system = System(monotonic=lambda: now)
     active.send(HELLO)  # it isn't slow: the server may have been busy
     bench.listener.wait(1.0)
@@ -145,7 +146,7 @@ def test_authenticated_peer_may_be_silent_for_any_time(bench):
 
 def test_oldest_unauthenticated_connection_is_closed_for_a_new_one(bench, monkeypatch):
     assert STRANGERS_MAX >= 64
-    monkeypatch.setattr(listener_module, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(strangers_module, "STRANGERS_MAX", 3)
     clients = [bench.connect() for _ in range(5)]
     assert [client.wait_closed() for client in clients[:2]] == ["", ""]
     for client in clients[2:]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.run.server.listener import STRANGERS_MAX
+from paceline.run.server.strangers import STRANGERS_MAX
 
 SCRIPT = """
 sys.path.append(TESTS)

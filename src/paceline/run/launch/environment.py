@@ -2,18 +2,31 @@
 """The identity of a process in a run, which it gets through environment variables.
 
 Only this module reads and writes these variables. The token is in a file that only its owner can
-read; the environment has the path of that file.
+read; the environment has the path of that file, and the paths of TLS files.
 """
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import SpecError
+from paceline.run.net.address import is_loopback
+from paceline.run.net.tls import TlsFiles
 
-__all__ = ["Identity", "adopt", "identity", "large_pages", "threads", "variables"]
+__all__ = [
+    "Identity",
+    "adopt",
+    "check_listening",
+    "identity",
+    "large_pages",
+    "threads",
+    "variables",
+]
+
+TOKEN_MIN = 32  # characters; an eavesdropper can try short ones without asking the server
 
 _ROLE = "PACELINE_ROLE"
 _ADDRESS = "PACELINE_ADDRESS"
@@ -21,6 +34,7 @@ _TOKEN_FILE = "PACELINE_TOKEN_FILE"
 _WORKER = "PACELINE_WORKER"
 _RUN_DIR = "PACELINE_RUN_DIR"
 _LISTENING_FD = "PACELINE_LISTENING_FD"
+_TLS = {"cert": "PACELINE_TLS_CERT", "key": "PACELINE_TLS_KEY", "ca": "PACELINE_TLS_CA"}
 _THREADS = "PACELINE_THREADS"
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch
 
@@ -34,16 +48,48 @@ class Identity:
     run_dir: Path
     worker: int | None  # None: it is the server
     listening_fd: int | None = None  # the server's socket; None: it opens one at its address
+    tls: TlsFiles | None = None  # for TCP connections; None: they aren't encrypted
 
     def token(self) -> str:
         """Read the token of the run; raise SpecError if it can't be read."""
-        try:
-            token = self.token_file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"cannot read the token in {self.token_file}: {error}") from None
-        if not token:
-            raise SpecError(f"the token file {self.token_file} is empty; start the run again")
-        return token
+        return _read_token(self.token_file)
+
+
+def check_listening(address: str, token_file: Path) -> None:
+    """Raise SpecError if a server must not listen at this address with this token.
+
+    If other hosts can reach the address, the token must be long, and other users must not be able
+    to read its file.
+    """
+    if is_loopback(address):
+        return
+    what = f"to listen at {address}, where other hosts can connect,"
+    try:
+        found = token_file.stat()
+    except OSError as error:
+        raise SpecError(
+            f"{what} the run needs a token, but {token_file} can't be used: {error.strerror}; "
+            f"create one with: (umask 077; openssl rand -hex 32 > {token_file})"
+        ) from None
+    # A group may read a file of root: that is how containers get their secrets.
+    others = stat.S_IRWXO if found.st_uid == 0 else stat.S_IRWXG | stat.S_IRWXO
+    if found.st_mode & others:
+        raise SpecError(
+            f"{what} only you may have access to {token_file}, but its mode is "
+            f"{stat.filemode(found.st_mode)}; use: chmod 600 {token_file}"
+        )
+    if len(_read_token(token_file)) < TOKEN_MIN:
+        raise SpecError(f"{what} the token in {token_file} must have at least {TOKEN_MIN} letters")
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read the token in {path}: {error}") from None
+    if not token:
+        raise SpecError(f"the token file {path} is empty; start the run again")
+    return token
 
 
 def variables(who: Identity) -> dict[str, str]:
@@ -58,11 +104,16 @@ def variables(who: Identity) -> dict[str, str]:
         found[_WORKER] = str(who.worker)
     if who.listening_fd is not None:
         found[_LISTENING_FD] = str(who.listening_fd)
+    if who.tls is not None:
+        paths = {name: getattr(who.tls, field) for field, name in _TLS.items()}
+        found |= {name: path for name, path in paths.items() if path}
     return found
 
 
 def adopt(who: Identity, threads: int) -> None:
     """Give this process an identity, and a number of threads for its tensor operations."""
+    for name in _TLS.values():  # those of the launcher's own environment
+        os.environ.pop(name, None)
     os.environ.update(variables(who))
     os.environ[_THREADS] = str(threads)
 
@@ -106,4 +157,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
             raise SpecError(f"{_WORKER} must be the number of a worker, got {environ[_WORKER]!r}")
         worker = int(environ[_WORKER])
     run_dir = Path(environ.get(_RUN_DIR, "."))
-    return Identity(environ[_ADDRESS], Path(environ[_TOKEN_FILE]), run_dir, worker, listening_fd)
+    paths = {field: environ.get(name, "") for field, name in _TLS.items()}
+    tls = TlsFiles(**paths) if any(paths.values()) else None
+    token_file = Path(environ[_TOKEN_FILE])
+    return Identity(environ[_ADDRESS], token_file, run_dir, worker, listening_fd, tls)

@@ -24,13 +24,15 @@ from paceline.run.launch.run_folder import (
     discard_pending_spec,
     lock,
     new_address,
+    tls_files,
     write_run_files,
 )
 from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.supervisor import GRACE_S, TICK_S, Supervisor
 from paceline.run.launch.watch_channel import dialer
-from paceline.run.net.address import bind, of_socket
+from paceline.run.net.address import bind, host_of, of_socket
+from paceline.run.net.tls import check_files
 from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM
 
@@ -58,6 +60,9 @@ class Launcher:
         """`reachable`: start only the server, with this address; None: start the workers, too."""
         self._reachable = reachable
         self._settings = settings.with_absolute_paths()
+        tls = tls_files(self._settings)
+        if tls is not None:
+            check_files(tls, host_of(new_address(self._settings)))
         self._run_dir = run_dir.resolve()
         self._forkserver = forkserver or ForkServer()
         self._owns_forkserver = forkserver is None

@@ -19,6 +19,7 @@ from paceline.errors import SpecError
 from paceline.files import DISK, Disk, atomic_write
 from paceline.run.launch.environment import Identity
 from paceline.run.net.handshake import new_token
+from paceline.run.net.tls import TlsFiles
 from paceline.run.settings import Settings
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "new_run_dir",
     "script_folders",
     "settings_of",
+    "tls_files",
     "write_run_files",
     "write_token",
 ]
@@ -106,6 +108,13 @@ def new_address(settings: Settings) -> str:
     return f"unix:@paceline-{secrets.token_hex(16)}"
 
 
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """Return the TLS files of a run; None: its connections aren't encrypted."""
+    if not settings.tls_cert:
+        return None
+    return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
+
+
 def write_run_files(
     run_dir: Path,
     settings: Settings,
@@ -129,7 +138,7 @@ def write_run_files(
             disk.unlink(unfinished)
     except OSError as error:
         raise SpecError(f"cannot write to the run folder: {error}") from None
-    return Identity(address, token_file, run_dir, None)
+    return Identity(address, token_file, run_dir, None, tls=tls_files(settings))
 
 
 def write_token(path: Path, disk: Disk = DISK) -> None:

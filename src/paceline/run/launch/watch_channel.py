@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The launcher's non-blocking connection to the server.
 
-The handshake happens while messages are received; what is sent before it is complete is sent after
-it. The connection is registered with the launcher's selector for as long as it is open.
+The handshakes, of TLS and of the run, happen while messages are received; what is sent before they
+are complete is sent after them. The connection is registered with the launcher's selector for as
+long as it is open.
 """
 
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
@@ -12,10 +14,10 @@ from typing import Protocol
 
 from paceline.errors import PeerLost
 from paceline.run.launch.environment import Identity
-from paceline.run.net.address import dial
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
-from paceline.run.net.handshake import Authenticator
+from paceline.run.net.handshake import Authenticator, open_socket
 from paceline.run.net.messages import FromServer, decode_server
+from paceline.run.net.tls import client_context
 
 __all__ = ["ServerEnd", "WatchChannel", "dialer"]
 
@@ -41,9 +43,15 @@ class ServerEnd(Protocol):
 class WatchChannel:
     """A connection over a socket."""
 
-    def __init__(self, address: str, token: str, selector: BaseSelector) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        selector: BaseSelector,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """Connect to the server; raises PeerLost if it isn't there."""
-        sock = dial(address, CONNECT_S)
+        sock = open_socket(address, CONNECT_S, tls)
         sock.setblocking(False)
         self._channel: Channel[FromServer] = Channel(sock, decode_server, STRANGER_LIMIT)
         self._authenticator: Authenticator | None = Authenticator(address, token)
@@ -72,6 +80,7 @@ class WatchChannel:
             for unsent in self._unsent:
                 self._channel.send(unsent)
             self._unsent.clear()
+        self._channel.flush()  # what had to wait for the handshake of TLS
 
     def wait_readable(self, timeout_s: float) -> bool:
         """Return whether there is something to receive within this time."""
@@ -86,4 +95,5 @@ class WatchChannel:
 def dialer(server: Identity, selector: BaseSelector) -> Callable[[], ServerEnd]:
     """Return a function that connects to the server; it raises PeerLost if it isn't there."""
     token = server.token()
-    return lambda: WatchChannel(server.address, token, selector)
+    tls = None if server.tls is None else client_context(server.tls)
+    return lambda: WatchChannel(server.address, token, selector, tls)

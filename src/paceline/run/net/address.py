@@ -5,10 +5,10 @@ An address is "unix:/path", "unix:@name" (an abstract socket, which has no file 
 its process) or "tcp:host:port".
 """
 
+import errno
 import hmac
+import ipaddress
 import socket
-from contextlib import suppress
-from ipaddress import ip_address
 
 from paceline.errors import PeerLost, SpecError
 
@@ -16,6 +16,7 @@ __all__ = [
     "accept",
     "bind",
     "dial",
+    "host_of",
     "is_loopback",
     "is_tcp",
     "listen",
@@ -27,6 +28,7 @@ __all__ = [
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 5  # between questions whether an idle host is still there
+NO_RESOURCES = errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 VANISHED_S = 30  # without an answer, a host counts as gone
 
 
@@ -35,14 +37,23 @@ def is_tcp(address: str) -> bool:
     return address.startswith("tcp:")
 
 
+def host_of(address: str) -> str:
+    """Return the host of a TCP address; raises SpecError if it isn't one."""
+    _, target = _parse(address)
+    if not isinstance(target, tuple):
+        raise SpecError(f"expected an address such as tcp:host:port, got {address!r}")
+    return target[0]
+
+
 def is_loopback(address: str) -> bool:
-    """Return whether only processes of this host can reach the address."""
+    """Return whether only this host can reach the address; False if that isn't certain."""
     if not is_tcp(address):
         return True
-    host = address.removeprefix("tcp:").rpartition(":")[0].strip("[]")
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"
+    host = host_of(address)
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # it is a name
+        return False
 
 
 def tcp_address(text: str) -> str:
@@ -102,13 +113,19 @@ def listen(address: str) -> socket.socket:
 
 
 def accept(listening: socket.socket) -> socket.socket | None:
-    """Return the next incoming connection, non-blocking; None if the client has given up."""
-    with suppress(OSError):
+    """Return the next incoming connection, non-blocking; None if the client has given up.
+
+    Raises OSError if this process can't have another connection now.
+    """
+    try:
         sock, _ = listening.accept()
-        sock.setblocking(False)
-        _set_options(sock)
-        return sock
-    return None
+    except OSError as error:
+        if error.errno in NO_RESOURCES:
+            raise
+        return None
+    sock.setblocking(False)
+    _set_options(sock)
+    return sock
 
 
 def dial(address: str, timeout_s: float | None = None) -> socket.socket:

@@ -7,7 +7,8 @@ A length above the limit is refused before any of the body is read.
 On a blocking socket (a worker's), `send` waits until the socket has taken the message. On a
 non-blocking one (the server's), `send` never waits: what the socket doesn't take immediately goes
 into a bounded outbox, which `flush` empties when the socket is writable again. So a peer that reads
-slowly costs a little memory, and only one that stops reading counts as lost.
+slowly costs a little memory, and only one that stops reading counts as lost. Over TLS, the first
+calls also do its handshake.
 
 File descriptors can be sent with a message over a Unix socket. Only the shared-memory transport and
 the fork server use that.
@@ -24,6 +25,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from paceline.errors import InternalError, PeerLost, ProtocolError
 from paceline.run.net.messages import encode
+from paceline.run.net.tls import TlsError
 
 __all__ = [
     "MEMBER_LIMIT",
@@ -111,6 +113,7 @@ class Channel(Generic[T]):
         self._frames = FrameBuffer.with_limit(limit)
         self._fds: deque[int] = deque()
         self._fds_max = 0  # an unauthenticated peer may send none
+        self._is_trusted = False
         self._outbox: deque[_Unsent] = deque()
         self._outbox_bytes = 0
         self._broken_by = ""  # why sending failed; receiving fails with the same reason
@@ -137,6 +140,7 @@ class Channel(Generic[T]):
         self.session = session
         self._frames.limit = MEMBER_LIMIT
         self._fds_max = _FDS_MAX
+        self._is_trusted = True
 
     # ----------------------------------------------------------------------------------- sending
 
@@ -184,8 +188,15 @@ class Channel(Generic[T]):
         except BlockingIOError:
             return 0
         except OSError as error:
-            self._broken_by = f"the connection broke: {error.strerror or error}"
-            raise PeerLost(self._broken_by) from None
+            failure = self._failure(error)
+            self._broken_by = str(failure)
+            raise failure from None
+
+    def _failure(self, error: OSError) -> PeerLost | ProtocolError:
+        """Return what an error means: certificates that are wrong now will be wrong next time."""
+        if isinstance(error, TlsError) and not self._is_trusted:
+            return ProtocolError(str(error))
+        return PeerLost(f"the connection broke: {error.strerror or error}")
 
     # --------------------------------------------------------------------------------- receiving
 
@@ -248,7 +259,7 @@ class Channel(Generic[T]):
         except ConnectionResetError:
             raise PeerLost("the connection was closed") from None
         except OSError as error:
-            raise PeerLost(f"the connection broke: {error.strerror or error}") from None
+            raise self._failure(error) from None
         if not data:
             raise PeerLost("the connection was closed")
         self._frames += data

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from paceline.errors import PeerLost
 from paceline.run.net.payload_stream import CHUNK_BYTES, Arrival, PayloadReceiver, PayloadSender
+from paceline.run.net.tls import TlsSocket
 
 __all__ = ["ByteStream", "DataSocket", "receive_payloads", "send_payloads"]
 
@@ -34,12 +35,15 @@ class ByteStream(Protocol):
     def receive_into(self, space: memoryview) -> int:
         """Receive a part of this many bytes; return how many, 0 if there are none now."""
 
+    def has_unread(self) -> bool:
+        """Return whether it holds received bytes, which a selector doesn't know about."""
+
     def close(self) -> None:
         """Close the connection."""
 
 
 class DataSocket:
-    """A data connection over TCP."""
+    """A data connection over TCP, with or without TLS."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -57,6 +61,8 @@ class DataSocket:
     def send(self, buffers: list[memoryview]) -> int:
         """Send a part of these bytes; return how many, 0 if none can be sent now."""
         try:
+            if isinstance(self._sock, TlsSocket):
+                return self._sock.send(buffers[0])  # all of it, or it is called with it again
             return self._sock.sendmsg(buffers)
         except BlockingIOError:
             return 0
@@ -74,6 +80,10 @@ class DataSocket:
         if not count:
             raise PeerLost("the data connection was closed")
         return count
+
+    def has_unread(self) -> bool:
+        """Return whether it holds received bytes, which a selector doesn't know about."""
+        return isinstance(self._sock, TlsSocket) and self._sock.has_unread()
 
     def close(self) -> None:
         """Close the connection."""

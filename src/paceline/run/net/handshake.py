@@ -12,9 +12,11 @@ includes the session of the control connection that it belongs to, so it can't b
 import hmac
 import secrets
 import socket
+import ssl
+from contextlib import suppress
 
-from paceline.errors import ProtocolError
-from paceline.run.net.address import dial
+from paceline.errors import PeerLost, ProtocolError
+from paceline.run.net.address import dial, host_of, is_tcp
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
 from paceline.run.net.messages import (
     PROTOCOL,
@@ -26,8 +28,9 @@ from paceline.run.net.messages import (
     Refused,
     decode_server,
 )
+from paceline.run.net.tls import wrap_client
 
-__all__ = ["Authenticator", "Challenger", "connect", "connect_data", "new_token"]
+__all__ = ["Authenticator", "Challenger", "connect", "connect_data", "new_token", "open_socket"]
 
 
 def new_token() -> str:
@@ -114,20 +117,43 @@ class Authenticator:
         return Proof(_proof(self._token, role, self._nonce, challenge.nonce), self._data_of)
 
 
-def connect(address: str, token: str, timeout_s: float | None = None) -> Channel[FromServer]:
+def open_socket(
+    address: str, timeout_s: float | None = None, tls: ssl.SSLContext | None = None
+) -> socket.socket:
+    """Connect to the address; a TCP connection gets TLS if there is a context for it.
+
+    Raises PeerLost if no server listens there. See `dial` for the timeout.
+    """
+    sock = dial(address, timeout_s)
+    if tls is None or not is_tcp(address):
+        return sock
+    try:
+        return wrap_client(sock, tls, host_of(address))
+    except OSError as error:
+        sock.close()
+        raise PeerLost(f"lost the server at {address}: {error.strerror or error}") from None
+
+
+def connect(
+    address: str, token: str, timeout_s: float | None = None, tls: ssl.SSLContext | None = None
+) -> Channel[FromServer]:
     """Connect to the server and authenticate both sides; raises PeerLost if it isn't there.
 
     Raises ProtocolError if the server refuses us or doesn't know the token. The timeout applies to
     the handshake and to all later messages: a server that doesn't answer in time counts as lost.
     """
-    return _connect(address, Authenticator(address, token), timeout_s)
+    return _connect(address, Authenticator(address, token), timeout_s, tls)
 
 
 def connect_data(
-    address: str, token: str, session: bytes, timeout_s: float | None = None
+    address: str,
+    token: str,
+    session: bytes,
+    timeout_s: float | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> socket.socket:
     """Open the data connection of a session; raises PeerLost or ProtocolError as `connect` does."""
-    channel = _connect(address, Authenticator(address, token, session), timeout_s)
+    channel = _connect(address, Authenticator(address, token, session), timeout_s, tls)
     try:
         _check_attached(address, channel.receive())
         return channel.detach()
@@ -144,11 +170,16 @@ def _check_attached(address: str, answer: FromServer) -> None:
 
 
 def _connect(
-    address: str, authenticator: Authenticator, timeout_s: float | None
+    address: str,
+    authenticator: Authenticator,
+    timeout_s: float | None,
+    tls: ssl.SSLContext | None,
 ) -> Channel[FromServer]:
-    channel = Channel(dial(address, timeout_s), decode_server, STRANGER_LIMIT)
+    sock = open_socket(address, timeout_s, tls)
+    channel = Channel(sock, decode_server, STRANGER_LIMIT)
     try:
-        channel.send(authenticator.hello())
+        with suppress(PeerLost):  # a server that refused us has said why, which is received next
+            channel.send(authenticator.hello())
         channel.send(authenticator.prove(channel.receive()))
     except BaseException:
         channel.close()

@@ -79,6 +79,8 @@ class ControlSocket:
         """Wait until one of the wishes is met, or for this long; return whether it is a message."""
         control, data = self._channel.fileno(), stream.fileno()
         reads = [control] * wishes.message + [data] * wishes.to_receive
+        if wishes.to_receive and stream.has_unread():
+            timeout_s = 0.0
         return control in wait_ready(reads, [data] * wishes.to_send, timeout_s)
 
 

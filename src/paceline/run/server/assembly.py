@@ -18,12 +18,13 @@ from paceline.core.barrier_free import Free
 from paceline.core.decider import NOTHING, Decider
 from paceline.core.ledger import Origin
 from paceline.leases import BatchOrder, LeaseBook
-from paceline.run.launch.environment import Identity
+from paceline.run.launch.environment import Identity, check_listening
 from paceline.run.launch.run_folder import commit_spec, is_resumed
 from paceline.run.net.address import is_tcp, listen, listen_on, local_twin
 from paceline.run.net.channel import Channel
 from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
 from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.tls import server_context
 from paceline.run.net.transport import PeerEnd, ServerConnections, TensorStore
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
@@ -76,6 +77,8 @@ class LocalHost:
         """`transport`: "tcp" if not even workers of this host should share memory."""
         self._address = identity.address
         self._token = identity.token()
+        self._token_file = identity.token_file
+        self._tls = identity.tls if is_tcp(identity.address) else None
         self._listening_fd = identity.listening_fd
         self._shares = transport == "auto"
 
@@ -89,13 +92,15 @@ class LocalHost:
         def open_peer(channel: Channel[Any]) -> PeerEnd:
             return SharedMemoryPeer(channel, store) if channel.is_local else TcpPeer(channel, store)
 
+        check_listening(self._address, self._token_file)
+        tls = None if self._tls is None else server_context(self._tls)
         if self._listening_fd is None:
             listening = [listen(self._address)]
         else:
             listening = [listen_on(socket.socket(fileno=self._listening_fd))]
         if is_tcp(self._address) and self._shares:
             listening.append(listen(local_twin(self._address, self._token)))
-        return Listener(listening, self._token, open_peer, _say)
+        return Listener(listening, self._token, open_peer, _say, tls=tls)
 
 
 def serve_run(run_dir: Path, settings: Settings, trained: TrainedObjects, host: ServerHost) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The server's connections: accept them, authenticate them, and report which have news.
+"""The server's connections, and which of them have news.
 
 The listener returns only authenticated connections, as transport ends. Until a client has proved
-that it knows the token, it can occupy a few hundred bytes for a few seconds. A client that breaks
-the protocol is refused here, before anything it sent reaches the server.
+that it knows the token, it is one of the strangers, which the module `strangers` deals with. They
+are served only if no member has sent anything, or after those that have.
 
 A data connection proves which session it belongs to and is handed to the peer of that session. From
 then on the listener only tells the peer when it can send or receive.
@@ -12,6 +12,7 @@ then on the listener only tells the peer when it can send or receive.
 import selectors
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,32 +20,27 @@ from types import FrameType
 from typing import Any
 
 from paceline.errors import PeerLost, ProtocolError
-from paceline.run.net.address import accept
-from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.channel import Channel
 from paceline.run.net.data_socket import DataSocket
-from paceline.run.net.handshake import Challenger
-from paceline.run.net.messages import DataAttached, Hello, Refused, decode_stranger, decode_worker
+from paceline.run.net.messages import DataAttached, Refused, decode_worker
 from paceline.run.net.tcp import TcpPeer
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.refusals import Refusals
+from paceline.run.server.strangers import Authenticated, Strangers
 from paceline.run.system import SYSTEM, System
 
-__all__ = ["STRANGERS_MAX", "STRANGER_TIMEOUT_S", "Listener"]
-
-STRANGER_TIMEOUT_S = 10.0  # to authenticate, which takes a worker milliseconds
-STRANGERS_MAX = 256  # unauthenticated connections at a time; the oldest is closed for a new one
+__all__ = ["Listener"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 @dataclass(eq=False)
 class _Connection:
-    """One connection of the server."""
+    """One authenticated connection of the server."""
 
     channel: Channel[Any]
-    challenger: Challenger
-    accepted_at: float
-    peer: PeerEnd | None = None  # not None iff it is authenticated
+    session: bytes
+    peer: PeerEnd | None = None  # None: it was closed
     data: DataSocket | None = None  # the data connection of its session
 
 
@@ -65,26 +61,32 @@ class Listener:
         open_peer: Callable[[Channel[Any]], PeerEnd],
         report: Callable[[str], None] = print,
         system: System = SYSTEM,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`open_peer`: makes the transport end of an authenticated connection."""
+        """`open_peer`: makes the transport end of an authenticated connection.
+
+        `tls`: for TCP connections; None: they aren't encrypted.
+        """
         self.system = system
-        self._listening = listening
-        self._token = token
         self._open_peer = open_peer
         self._refusals = Refusals(report)
         self._selector = selectors.DefaultSelector()
-        for sock in listening:
-            self._selector.register(sock, _READ)
-        self._strangers: dict[_Connection, None] = {}  # oldest first
+        self._strangers = Strangers(listening, token, self._refusals, self._now, tls)
+        self._selector.register(self._strangers, _READ)
+        self._is_paused = False  # strangers have to wait
         self._connections: dict[PeerEnd, _Connection] = {}
         self._sessions: dict[bytes, _Connection] = {}  # that may have a data connection
         self._blocked: set[_Connection] = set()  # their outboxes aren't empty
         self._sending: set[_Connection] = set()  # their data connections have something to send
+        self._unread: set[_Connection] = set()  # their data connections hold bytes, see `TlsSocket`
         self._arrived: list[_Connection] = []  # of which `wait` has reported news, see below
         self.stop_wanted = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._selector.register(self._woken, _READ)
+
+    def _now(self) -> float:
+        return self.system.monotonic()
 
     def stop_on(self, *signals: int) -> None:
         """Let these signals set `stop_wanted` and wake up `wait`."""
@@ -101,7 +103,11 @@ class Listener:
         """Wait until a peer has news, or for this long; return the peers that do."""
         self._watch_blocked()
         ready = self._arrived = [c for c in self._arrived if _has_arrived(c)]
-        for key, events in self._selector.select(0 if ready else timeout_s):
+        for owner in self._take_unread():
+            if self._move_data(owner, _READ) and owner not in ready:
+                ready.append(owner)
+        are_strangers_ready = False
+        for key, events in self._selector.select(self._timeout_s(ready, timeout_s)):
             if isinstance(key.data, _Connection):
                 is_broken = bool(events & _WRITE) and not self._flush(key.data)
                 if (events & _READ or is_broken) and key.data not in ready:
@@ -113,14 +119,26 @@ class Listener:
             elif key.fileobj is self._woken:
                 self._woken.recv(4096)
             else:
-                self._accept(key.fileobj)
-        for connection in ready:
-            if connection.peer is None:
-                self._authenticate(connection)
-        peers = [connection.peer for connection in ready if connection.peer is not None]
-        if self._strangers:
-            self._close_slow_strangers(ready)
-        return peers
+                are_strangers_ready = True
+        if are_strangers_ready or (not self._is_paused and self._strangers.due_s() == 0):
+            self._serve_strangers(ready)
+        return [connection.peer for connection in ready if connection.peer is not None]
+
+    def _timeout_s(self, ready: list[_Connection], timeout_s: float | None) -> float | None:
+        """Return how long to wait for an event."""
+        pause_s = self._strangers.pause_s()
+        self._pause_strangers(pause_s > 0)
+        if ready or self._unread:
+            return 0
+        limits = timeout_s, pause_s if self._is_paused else self._strangers.due_s()
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _pause_strangers(self, is_paused: bool) -> None:
+        if is_paused and not self._is_paused:
+            self._selector.unregister(self._strangers)
+        elif self._is_paused and not is_paused:
+            self._selector.register(self._strangers, _READ)
+        self._is_paused = is_paused
 
     def close(self, peer: PeerEnd, reason: str = "") -> None:
         """Close a connection; if there is a reason, send it first."""
@@ -132,11 +150,12 @@ class Listener:
         """Close everything."""
         self._refusals.report_rest()
         signal.set_wakeup_fd(-1)
-        for connection in (*self._strangers, *self._connections.values()):
+        for connection in self._connections.values():
             self._close(connection)
         self._connections.clear()
         self._selector.close()
-        for sock in (*self._listening, self._waker, self._woken):
+        self._strangers.close()
+        for sock in (self._waker, self._woken):
             sock.close()
 
     # ---------------------------------------------------------------------------------- writing
@@ -173,81 +192,60 @@ class Listener:
             self._selector.modify(data, _READ, _DataKey(owner))
         if events & _READ:
             peer.receive_data()
+            if data.has_unread():
+                self._unread.add(owner)
         return peer.has_arrived
 
-    # --------------------------------------------------------------------------- authentication
+    def _take_unread(self) -> set[_Connection]:
+        taken, self._unread = self._unread, set()
+        return taken
 
-    def _accept(self, listening: Any) -> None:
-        sock = accept(listening)
-        if sock is None:
-            return
-        while len(self._strangers) >= STRANGERS_MAX:
-            self._close(next(iter(self._strangers)))
-        channel: Channel[Any] = Channel(sock, decode_stranger, STRANGER_LIMIT)
-        connection = _Connection(channel, Challenger(self._token), self.system.monotonic())
-        channel.on_blocked = lambda: self._blocked.add(connection)
-        self._strangers[connection] = None
-        self._selector.register(channel, _READ, connection)
+    # ------------------------------------------------------------------------------- strangers
 
-    def _authenticate(self, connection: _Connection) -> None:
-        """Continue the handshake; once it is complete, the connection has a peer."""
-        channel = connection.channel
-        try:
-            for message in channel.receive_nowait():
-                if isinstance(message, Hello):
-                    channel.send(connection.challenger.answer(message))
-                    continue
-                connection.challenger.check(message)
-                if message.session:
-                    self._attach(connection, message.session)
+    def _serve_strangers(self, ready: list[_Connection]) -> None:
+        """Serve strangers; those that are authenticated now may have sent more."""
+        for one in self._strangers.serve():
+            try:
+                if one.data_of:
+                    self._attach(one.channel, one.data_of)
                 else:
-                    self._admit(connection)
-                return  # the peer receives the rest
-        except ProtocolError as error:
-            self._refusals.add(str(error), self.system.monotonic())
-            self._close(connection, str(error))
-        except PeerLost:
-            self._close(connection)
+                    ready.append(self._admit(one))
+            except ProtocolError as error:
+                self._strangers.refuse(one.channel, str(error))
+            except PeerLost:
+                one.channel.close()
 
-    def _admit(self, connection: _Connection) -> None:
+    def _admit(self, one: Authenticated) -> _Connection:
         """Open the peer of an authenticated control connection."""
-        session = connection.challenger.session
-        connection.channel.trust(decode_worker, session)
-        del self._strangers[connection]
-        peer = connection.peer = self._open_peer(connection.channel)
+        channel = one.channel
+        channel.trust(decode_worker, one.session)
+        connection = _Connection(channel, one.session)
+        channel.on_blocked = lambda: self._blocked.add(connection)
+        peer = connection.peer = self._open_peer(channel)
         self._connections[peer] = connection
+        self._selector.register(channel, _READ, connection)
         if isinstance(peer, TcpPeer):
-            self._sessions[session] = connection
+            self._sessions[one.session] = connection
             peer.on_blocked = lambda: self._sending.add(connection)
+        return connection
 
-    def _attach(self, connection: _Connection, session: bytes) -> None:
+    def _attach(self, channel: Channel[Any], session: bytes) -> None:
         """Hand a data connection to the peer of its session."""
         owner = self._sessions.get(session)
         if owner is None or not isinstance(owner.peer, TcpPeer):
             raise ProtocolError("the session of this data connection is unknown")
         if owner.data is not None:
             raise ProtocolError("the session already has a data connection")
-        channel = connection.channel
         channel.send(DataAttached())
         data = owner.data = DataSocket(channel.detach())
         owner.peer.attach(data)
-        del self._strangers[connection]
-        self._blocked.discard(connection)
-        self._selector.unregister(channel)
         self._selector.register(data, _READ, _DataKey(owner))
 
-    def _close_slow_strangers(self, ready: list[_Connection]) -> None:
-        limit = self.system.monotonic() - STRANGER_TIMEOUT_S
-        # One that has just sent something isn't slow: the server may have been busy.
-        slow = [c for c in self._strangers if c.accepted_at < limit and c not in ready]
-        for connection in slow:
-            self._close(connection, "it took too long to authenticate")
-
     def _close(self, connection: _Connection, reason: str = "") -> None:
-        self._strangers.pop(connection, None)
         self._blocked.discard(connection)
         self._sending.discard(connection)
-        self._sessions.pop(connection.challenger.session, None)
+        self._unread.discard(connection)
+        self._sessions.pop(connection.session, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.channel)
         if reason:  # before the data connection ends, which would tell the worker nothing

@@ -6,6 +6,7 @@ server needs a new end of the transport.
 """
 
 import secrets
+import ssl
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import connect, connect_data
 from paceline.run.net.shared_memory import SharedMemoryWorker
 from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
+from paceline.run.net.tls import client_context
 from paceline.run.net.transport import OpenedSlot, WorkerEnd
 from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.state_spec import StateSpec
@@ -41,15 +43,16 @@ def dialer(identity: Identity, spec: StateSpec) -> Dialer:
             return SharedMemoryWorker(connect(address, token), spec)
         with suppress(PeerLost, ProtocolError):  # it isn't on this host, or wants no shared memory
             return SharedMemoryWorker(connect(local_twin(address, token), token), spec)
-        return _dial_tcp(address, token, spec)
+        tls = None if identity.tls is None else client_context(identity.tls)
+        return _dial_tcp(address, token, spec, tls)
 
     return dial
 
 
-def _dial_tcp(address: str, token: str, spec: StateSpec) -> WorkerEnd:
-    channel = connect(address, token)
+def _dial_tcp(address: str, token: str, spec: StateSpec, tls: ssl.SSLContext | None) -> WorkerEnd:
+    channel = connect(address, token, tls=tls)
     try:
-        data = DataSocket(connect_data(address, token, channel.session))
+        data = DataSocket(connect_data(address, token, channel.session, tls=tls))
     except BaseException:
         channel.close()
         raise
