@@ -95,6 +95,8 @@ DIFFERENT_HELP = {
     "--seed": "simulations repeat exactly, runs in part",
     "--quick": "an experiment, or its tables",
     "--token-file": "made by the server, copied to its workers",
+    "--tls-cert": "of the server, or of a worker",
+    "--tls-ca": "signs certificates of workers, or that of the server",
 }
 """Options whose help depends on the verb, and why."""
 

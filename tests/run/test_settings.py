@@ -109,8 +109,6 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"tls_cert": "c", "tls_key": "k"}, "TLS needs --transport tcp"),
-        ({"tls_ca": "a"}, "TLS needs --transport tcp"),
         ({"tls_cert": "c", "transport": "tcp"}, "TLS needs both --tls-cert and --tls-key"),
         ({"tls_key": "k", "transport": "tcp"}, "TLS needs both --tls-cert and --tls-key"),
         ({"tls_ca": "a", "transport": "tcp"}, "TLS needs both --tls-cert and --tls-key"),

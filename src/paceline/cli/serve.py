@@ -7,6 +7,7 @@ from pathlib import Path
 from paceline.cli.run import Load, start
 from paceline.cli.verb_options import ServeOptions
 from paceline.errors import SpecError
+from paceline.run.launch.environment import check_listening
 from paceline.run.launch.launcher import Reachable
 from paceline.run.launch.run_folder import write_token
 from paceline.run.net.address import is_loopback, tcp_address
@@ -31,8 +32,7 @@ def _reachable(address: str, token_file: Path | None, run_dir: Path) -> Reachabl
     try:
         if not path.exists():
             write_token(path)
-        elif path.stat().st_mode & 0o077:
-            raise SpecError(f"others can read the token in {path}; run: chmod 600 {path}")
     except OSError as error:
         raise SpecError(f"cannot write the token to {path}: {error.strerror}") from None
+    check_listening(address, path)
     return Reachable(address, path.resolve())

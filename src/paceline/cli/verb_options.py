@@ -206,7 +206,7 @@ class RunOptions:
         Path | None,
         typer.Option(
             help="Encrypt TCP connections with TLS: the file of the server's certificate. Needs "
-            "--transport tcp and --tls-key."
+            "--tls-key, and TCP."
         ),
     ] = None
     tls_key: Annotated[
@@ -303,6 +303,20 @@ class WorkOptions:
             "additional backups.",
         ),
     ]
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="This worker's certificate, if the server asks for one (--tls-ca)."),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(help="The file of the key of --tls-cert, without a passphrase.")
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="Encrypt the connection with TLS: the file of the certificate that the server's "
+            "must be, or be signed with."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,10 +142,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _check_tls(self) -> None:
         if not (self.tls_cert or self.tls_key or self.tls_ca):
             return
-        if self.transport != "tcp":
-            raise SpecError(
-                "TLS needs --transport tcp: shared memory and Unix sockets never leave this machine"
-            )
         if not (self.tls_cert and self.tls_key):
             raise SpecError("TLS needs both --tls-cert and --tls-key")
 

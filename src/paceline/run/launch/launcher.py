@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import PacelineError, PeerLost
+from paceline.errors import PacelineError, PeerLost, SpecError
 from paceline.run.launch.awake_clock import with_awake_clock
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.forkserver import ForkServer
@@ -31,7 +31,7 @@ from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.supervisor import GRACE_S, TICK_S, Supervisor
 from paceline.run.launch.watch_channel import dialer
-from paceline.run.net.address import bind, host_of, of_socket
+from paceline.run.net.address import bind, host_of, is_tcp, of_socket
 from paceline.run.net.tls import check_files
 from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM
@@ -60,9 +60,14 @@ class Launcher:
         """`reachable`: start only the server, with this address; None: start the workers, too."""
         self._reachable = reachable
         self._settings = settings.with_absolute_paths()
+        self._address = reachable.address if reachable else new_address(self._settings)
         tls = tls_files(self._settings)
+        if tls is not None and not is_tcp(self._address):
+            raise SpecError(
+                "TLS needs --transport tcp: shared memory and Unix sockets never leave this machine"
+            )
         if tls is not None:
-            check_files(tls, host_of(new_address(self._settings)))
+            check_files(tls, host_of(self._address))
         self._run_dir = run_dir.resolve()
         self._forkserver = forkserver or ForkServer()
         self._owns_forkserver = forkserver is None
@@ -85,13 +90,11 @@ class Launcher:
                 stack.callback(self._forkserver.close)
             stack.callback(self._output.close)
             # Hold the address for the whole run: while the server restarts, nobody can take it.
-            elsewhere = self._reachable
-            wanted = elsewhere.address if elsewhere else new_address(self._settings)
-            listening = stack.enter_context(bind(wanted))
-            address = of_socket(listening, wanted)
-            token_file = elsewhere.token_file if elsewhere else None
+            listening = stack.enter_context(bind(self._address))
+            address = of_socket(listening, self._address)
+            token_file = self._reachable.token_file if self._reachable else None
             server = write_run_files(self._run_dir, self._settings, address, token_file)
-            if elsewhere:
+            if self._reachable:
                 self._output.say(f"listening at {address.removeprefix('tcp:')}")
             processes = self._processes = Processes(
                 self._forkserver, self._output, self._settings, listening
