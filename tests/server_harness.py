@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 
 import torch
 import torch._dynamo  # an optimizer loads it, and it sets an environment variable
@@ -22,9 +23,10 @@ from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
 from paceline.leases import BatchOrder, LeaseBook
 from paceline.run.net import messages
-from paceline.run.net.address import listen
+from paceline.run.net.address import listen, of_socket
 from paceline.run.net.handshake import new_token
 from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
+from paceline.run.net.tcp import TcpPeer
 from paceline.run.server.checkpoint import Archive
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.listener import Listener
@@ -37,7 +39,7 @@ from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Header, Trace
 from paceline.watch.audit import audit
-from strangers import RawPeer
+from strangers import TIMEOUT_S, RawPeer
 
 __all__ = [
     "STEPS",
@@ -46,6 +48,7 @@ __all__ = [
     "Served",
     "checkpointer_for",
     "no_intruder",
+    "receive_assignments",
     "serve",
     "shared_memory_listener",
     "unclosed_descriptors",
@@ -68,13 +71,14 @@ class Served:
 class Harness:
     """A run to which a test can connect peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        """`address`: of its server; empty: one where workers share memory."""
         torch.manual_seed(0)
         self.model = nn.Linear(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.state = gather([self.model], [self.optimizer])
         self.spec = self.state.spec
-        self.address = f"unix:@paceline-test-{secrets.token_hex(8)}"
+        self.address = address or f"unix:@paceline-test-{secrets.token_hex(8)}"
         self.peers: list[RawPeer] = []
 
     def connect(self, token: str | None = TOKEN) -> RawPeer:
@@ -86,14 +90,24 @@ class Harness:
         """Act as two honest workers, and call `intrude` between their steps."""
         honest = [self.connect().join(worker, self.spec) for worker in range(2)]
         for version in range(STEPS):
-            assignments = [worker.receive_assignment() for worker in honest]
+            assignments = receive_assignments(honest)
             if version == 1:
                 intrude(self)
             for number, (worker, assignment) in enumerate(zip(honest, assignments, strict=True)):
                 values = [(p + version) * (number + 1) for p in worker.parameters.parameters[0]]
-                worker.send(worker.gradient(assignment, *values))
-        for worker in honest:
-            assert isinstance(worker.receive_assignment(), messages.RunEnded)
+                worker.announce(worker.gradient(assignment, *values))
+        for end in receive_assignments(honest):
+            assert isinstance(end, messages.RunEnded)
+
+
+def receive_assignments(
+    workers: Sequence[RawPeer],
+) -> list[messages.Assignment | messages.RunEnded]:
+    """Receive the next turns of these workers; meanwhile, they send what they have announced."""
+    give_up_at = monotonic() + TIMEOUT_S
+    while sum(worker.poll() for worker in workers) < len(workers):
+        assert monotonic() < give_up_at, "the server doesn't answer"
+    return [worker.receive_assignment() for worker in workers]
 
 
 USUAL = Settings(spec=RunSpec(workers=2, steps=STEPS), checkpoint_every="0")
@@ -106,19 +120,24 @@ def serve(
     *,
     alone: bool = False,
     orders: Sequence[BatchOrder | None] = (),
+    tcp: bool = False,
 ) -> Served:
     """Serve a run while `intrude` runs (with `alone`, without honest workers); audit its trace.
 
-    `orders`: of the batches that the server leases.
+    `orders`: of the batches that the server leases. `tcp`: workers don't share memory.
     """
-    harness = Harness()
+    listening = listen("tcp:127.0.0.1:0") if tcp else None
+    harness = Harness("" if listening is None else of_socket(listening, "tcp:127.0.0.1:0"))
     book = LeaseBook(orders)
     decider = Decider(parse_policy(settings.policy), settings.spec)
     decider.leases = book
     store = SharedMemoryStore(harness.spec)
     kept = decider.policy.versions_kept
     shard = Shard(harness.state, [], store, versions_kept=kept, ema=settings.ema)
-    listener = shared_memory_listener(harness.address, store)
+    if listening is None:
+        listener = shared_memory_listener(harness.address, store)
+    else:
+        listener = Listener([listening], TOKEN, lambda channel: TcpPeer(channel, store))
     path = folder / "trace.jsonl"
     recorder = Recorder(path, Header.of("run", decider.policy, settings.spec, {}))
     checkpointer = checkpointer_for(settings, folder)

@@ -15,12 +15,16 @@ from torch import Tensor
 from paceline.errors import PeerLost
 from paceline.release import RELEASE
 from paceline.run.net import messages
+from paceline.run.net.address import is_tcp
 from paceline.run.net.channel import MEMBER_LIMIT, Channel
-from paceline.run.net.handshake import connect
+from paceline.run.net.data_socket import DataSocket
+from paceline.run.net.handshake import connect, connect_data
 from paceline.run.net.shared_memory import SharedMemoryWorker
+from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
+from paceline.run.net.transport import WorkerEnd
 from paceline.run.tensors.state_spec import StateSpec
 
-__all__ = ["RawPeer", "prove"]
+__all__ = ["TIMEOUT_S", "RawPeer", "prove"]
 
 TIMEOUT_S = 20.0  # a test that would wait longer fails instead of hanging
 
@@ -37,6 +41,8 @@ class RawPeer:
 
     def __init__(self, address: str, token: str | None = None) -> None:
         """Connect; with a token, authenticate at once."""
+        self._address, self._token = address, token
+        self._end: Any = None  # not None iff it has joined
         if token is not None:
             self._channel = connect(address, token)
             self._socket = self._channel._sock
@@ -80,16 +86,33 @@ class RawPeer:
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
+        if self._end is not None:
+            self._end.close()
 
     # -------------------------------------------------------------- being a worker, by the rules
 
     def join(self, worker: int, spec: StateSpec, ahead: tuple[int, ...] = ()) -> "RawPeer":
         """Join as this worker, which wants to hold batches; its slot is in `slot`."""
-        self._end = SharedMemoryWorker(self._channel, spec)
+        self._end = self._open_end(spec)
         self.send(messages.Join(worker, RELEASE, spec, ahead))
         assert isinstance(self._end.receive(), messages.Welcome)
         self.slot = self._end.open_slot().slot
         return self
+
+    def _open_end(self, spec: StateSpec) -> WorkerEnd:
+        if not is_tcp(self._address):
+            return SharedMemoryWorker(self._channel, spec)
+        assert self._token is not None
+        data = connect_data(self._address, self._token, self._channel.session, TIMEOUT_S)
+        return TcpWorker(ControlSocket(self._channel), DataSocket(data), spec)
+
+    def announce(self, report: messages.GradientReport) -> None:
+        """Report the gradient in the slot; over TCP, `poll` and `receive_assignment` send it."""
+        self._end.announce(report)
+
+    def poll(self) -> bool:
+        """Send and receive what is possible at once; return whether there is a message."""
+        return self._end.wait_readable(0.0)
 
     def receive_assignment(self) -> messages.Assignment | messages.RunEnded:
         """Wait for an assignment or the end; the parameters are in `parameters` then."""
