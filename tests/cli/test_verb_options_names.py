@@ -60,6 +60,9 @@ CONCEPTS = {
     "the server to join": "--connect",
     "the secret of a run": "--token-file",
     "which worker this is": "--number",
+    "a certificate to show": "--tls-cert",
+    "the key of that certificate": "--tls-key",
+    "a certificate to trust": "--tls-ca",
     "how gradients travel": "--wire",
     "how parameters travel": "--wire-parameters",
     # how many updates a number of gradients needs

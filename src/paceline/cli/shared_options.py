@@ -36,7 +36,13 @@ __all__ = [
     "Seed",
     "SimulatedBatch",
     "SimulatedLate",
+    "TlsCa",
+    "TlsCert",
+    "TlsKey",
     "TraceFile",
+    "Transport",
+    "Wire",
+    "WireParameters",
     "Workers",
     "accepts",
 ]
@@ -175,4 +181,51 @@ Experiments = Annotated[
 ]
 LabOut = Annotated[
     Path, typer.Option(help="The folder for tables, figures and the cache of finished trials.")
+]
+
+Transport = Annotated[
+    Literal["auto", "tcp"],
+    typer.Option(
+        help="How gradients and parameters travel: through shared memory where workers are on "
+        "the server's host and over TCP elsewhere, or always over TCP."
+    ),
+]
+
+Wire = Annotated[
+    Literal["exact", "bfloat16", "float16"],
+    typer.Option(
+        help="How gradients travel over TCP: exactly, or rounded, in half the bytes. Each "
+        "worker adds what rounding cuts off to its next gradient, so nothing is lost over "
+        "time. Prefer bfloat16: float16 clips numbers above 65504. Shared memory is always "
+        "exact."
+    ),
+]
+
+WireParameters = Annotated[
+    Literal["exact", "bfloat16", "float16"],
+    typer.Option(
+        help="How parameters travel to workers over TCP. If they are rounded, workers compute "
+        "gradients at the rounded parameters; the server keeps the exact ones. Shared memory "
+        "is always exact."
+    ),
+]
+
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        help="Encrypt TCP connections with TLS: the file of the server's certificate. Needs "
+        "--tls-key, and TCP."
+    ),
+]
+
+TlsKey = Annotated[
+    Path | None, typer.Option(help="The file of the key of --tls-cert, without a passphrase.")
+]
+
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        help="The file of a CA's certificate. Both sides must then have a certificate of this "
+        "CA; without it, workers trust exactly --tls-cert."
+    ),
 ]

@@ -34,7 +34,13 @@ from paceline.cli.shared_options import (
     Seed,
     SimulatedBatch,
     SimulatedLate,
+    TlsCa,
+    TlsCert,
+    TlsKey,
     TraceFile,
+    Transport,
+    Wire,
+    WireParameters,
     Workers,
 )
 
@@ -178,47 +184,12 @@ class RunOptions:
             "only if it has used no processor time for this long, or is still in its last turn."
         ),
     ] = "60s"
-    transport: Annotated[
-        Literal["auto", "tcp"],
-        typer.Option(
-            help="How gradients and parameters travel: through shared memory where workers are on "
-            "the server's host and over TCP elsewhere, or always over TCP."
-        ),
-    ] = "auto"
-    wire: Annotated[
-        Literal["exact", "bfloat16", "float16"],
-        typer.Option(
-            help="How gradients travel over TCP: exactly, or rounded, in half the bytes. Each "
-            "worker adds what rounding cuts off to its next gradient, so nothing is lost over "
-            "time. Prefer bfloat16: float16 clips numbers above 65504. Shared memory is always "
-            "exact."
-        ),
-    ] = "exact"
-    wire_parameters: Annotated[
-        Literal["exact", "bfloat16", "float16"],
-        typer.Option(
-            help="How parameters travel to workers over TCP. If they are rounded, workers compute "
-            "gradients at the rounded parameters; the server keeps the exact ones. Shared memory "
-            "is always exact."
-        ),
-    ] = "exact"
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            help="Encrypt TCP connections with TLS: the file of the server's certificate. Needs "
-            "--tls-key, and TCP."
-        ),
-    ] = None
-    tls_key: Annotated[
-        Path | None, typer.Option(help="The file of the key of --tls-cert, without a passphrase.")
-    ] = None
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file of a CA's certificate. Both sides must then have a certificate of this "
-            "CA; without it, workers trust exactly --tls-cert."
-        ),
-    ] = None
+    transport: Transport = "auto"
+    wire: Wire = "exact"
+    wire_parameters: WireParameters = "exact"
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
     restart: Annotated[
         bool,
         typer.Option(
@@ -307,9 +278,7 @@ class WorkOptions:
         Path | None,
         typer.Option(help="This worker's certificate, if the server asks for one (--tls-ca)."),
     ] = None
-    tls_key: Annotated[
-        Path | None, typer.Option(help="The file of the key of --tls-cert, without a passphrase.")
-    ] = None
+    tls_key: TlsKey = None
     tls_ca: Annotated[
         Path | None,
         typer.Option(

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`paceline work`: wrong input; test_serve.py has runs."""
+
+import pytest
+
+from cli_fixtures import refuse_wrong_input
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("no.py --connect 127.0.0.1:1 --token-file token", 2, "script no.py does not exist"),
+        ("script.py --connect here --token-file token", 2, "an address must be HOST:PORT"),
+        ("script.py --connect 127.0.0.1:0 --token-file token", 2, "needs the port of the server"),
+        ("script.py --connect 127.0.0.1:1 --token-file no", 2, "cannot read the token in "),
+        (
+            "script.py --connect 127.0.0.1:1 --token-file token --tls-ca no.pem",
+            2,
+            "no.pem",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line(call, script, tmp_path, wrong):
+    script("")
+    (tmp_path / "token").write_text("a" * 64)
+    words, code, named = wrong
+    name, _, options = words.partition(" ")
+    refuse_wrong_input(call, tmp_path, (f"work {options} --number 0 {name}", code, named))
