@@ -54,6 +54,11 @@ CONCEPTS = {
     "whether processes are restarted": "--restart",
     "how often checkpoints are saved": "--checkpoint-every",
     "the run to continue": "--resume",
+    # how processes are connected
+    "how gradients and parameters travel": "--transport",
+    "the TLS certificate": "--tls-cert",
+    "the key of the TLS certificate": "--tls-key",
+    "the CA of TLS certificates": "--tls-ca",
     # how many updates a number of gradients needs
     "the noise of the gradients": "--noise-scale",
     "updates that sync needs": "--updates",
