@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 HALF_OPEN, SLOW_READERS = 1000, 200
 REOPENED_A_SECOND = 200  # connections of a stranger that the server has closed
 FLOOD_A_SECOND = 250  # connections of each of two processes
+SETTLE_S = 0.5  # before each window
 GARBAGE = b"\xfe" * 4096
 SCRIPT = """
 import sys
@@ -134,7 +135,7 @@ KINDS: dict[str, list[Callable[[Address], None]]] = {
 @contextmanager
 def process(target: Callable[..., None], *arguments: object) -> Iterator[None]:
     """Run a function in a process of its own."""
-    child = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    child = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=True)
     child.start()
     try:
         yield
@@ -207,12 +208,12 @@ def one_window(
 ) -> float:
     """Return the mean seconds of a step while these attack the target; None: nobody does."""
     if target is None:
-        sleep(1.0)  # as long as processes take to start
+        sleep(SETTLE_S)
         return step_s(steps, seconds)
     with ExitStack() as stack:
         for attack in attackers:
             stack.enter_context(process(attack, target))
-        sleep(1.0)
+        sleep(SETTLE_S)
         return step_s(steps, seconds)
 
 
@@ -237,8 +238,8 @@ def line(row: dict[str, object]) -> str:
 def main() -> None:
     """Read the options and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a window")
     parser.add_argument("--model", default="1m")
     parser.add_argument("--only", default="", help="part of the name of a kind")
     parser.add_argument("--json", type=Path)

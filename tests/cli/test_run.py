@@ -124,3 +124,16 @@ def test_report_that_fails_does_not_change_the_exit_code(call, script, monkeypat
     assert "No report, because of a bug in Paceline: ZeroDivisionError('no time')." in out
     assert "Traceback" in err
     assert "Trace: run/trace.jsonl" in err.splitlines()
+
+
+def test_tls_without_tcp_is_refused(call, script):
+    script(TRAINING + QUIET + LOOP)
+    words = ("--tls-cert", "c.pem", "--tls-key", "k.pem", "script.py", ".")
+    assert "TLS needs --transport tcp" in one_line(call("run", *words), 2)
+
+
+def test_tls_files_are_checked_before_anything_runs(call, script):
+    script(TRAINING + QUIET + LOOP)
+    words = ("--transport", "tcp", "--tls-cert", "c.pem", "--tls-key", "k.pem", "script.py", ".")
+    path = Path.cwd() / "c.pem"
+    assert f"cannot read the TLS file {path}: No such file" in one_line(call("run", *words), 2)

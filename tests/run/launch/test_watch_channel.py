@@ -2,15 +2,21 @@
 """The launcher's connection to the server: the handshake, and what is sent during it."""
 
 import select
+from dataclasses import replace
 
 import pytest
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.launch.watch_channel import dialer
-from paceline.run.net.address import accept, listen
+from paceline.run.net.address import accept, listen, of_socket
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
 from paceline.run.net.handshake import Challenger, new_token
 from paceline.run.net.messages import RunProgress, Watch, decode_stranger, decode_worker
+from paceline.run.net.shared_memory import SharedMemoryStore
+from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.tls import server_context
+from paceline.run.server.listener import Listener
+from paceline.run.tensors.state_spec import StateSpec
 
 PATIENCE_S = 60
 
@@ -47,6 +53,29 @@ def test_messages_wait_for_the_handshake(identity, listening, selector):
     assert list(end.receive_nowait()) == [progress]
     server.close()
     end.close()
+
+
+def test_handshakes_over_tls_do_not_block(identity, selector, tls_files):
+    with listen("tcp:127.0.0.1:0") as listening:
+        address = of_socket(listening, "tcp:127.0.0.1:0")
+        end = dialer(replace(identity, address=address, tls=tls_files), selector)()
+        end.send(Watch(1, waits=False))
+        store = SharedMemoryStore(StateSpec((), (), (), ()))
+        listener = Listener(
+            [listening],
+            identity.token(),
+            lambda channel: TcpPeer(channel, store),
+            tls=server_context(tls_files),
+        )
+        received = []
+        while not received:
+            for peer in listener.wait(0.01):
+                received += peer.receive_nowait()
+            if end.wait_readable(0.0):
+                assert list(end.receive_nowait()) == []
+        assert received == [Watch(1, waits=False)]
+        end.close()
+        listener.shut_down()
 
 
 def test_open_connection_is_registered_with_the_selector(identity, listening, selector):
