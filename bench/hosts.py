@@ -3,19 +3,30 @@
 
 Each system trains the same model in turn on new hosts. The table has the medians over several
 rounds. `bound` is the time that the busiest link needs for the bytes of a ring all-reduce, which
-all-reduces can't beat unless they first add up the gradients within each host.
+all-reduces can't beat unless they first add up the gradients within each host. Paceline has one
+server, on a host of its own; `predicted` is what the simulator says about it, given how long the
+workers computed.
 """
 
 import argparse
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from subprocess import DEVNULL
 
 from workloads import WORKLOADS
+
+from paceline.sim.cluster import Cluster
+from paceline.sim.simulate import simulate
+from paceline.spec import RunSpec
+from paceline.trace.reader import read_trace
+from paceline.trace.schema import Gradient, Trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # this folder has a hosts.py too
 from hosts import GBIT, MBIT, Hosts
@@ -26,6 +37,7 @@ WORKLOAD = "25m"
 WARM_UP = 2  # steps that are not measured: DDP regroups its buckets after the first
 PORT = 29500
 STEP_S_MAX = 60.0  # a run that takes longer than this per step is stuck
+EFFICIENCY = 0.956  # the share of a link that carries payload: 1448 of 1514 bytes of a packet
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Case:
     workers_per_host: int = 1
     bandwidth: float = GBIT
     slow_bandwidth: float | None = None  # of the last host
+    policy: str = "sync"  # of Paceline
     steps: int = 10  # that are measured
 
     @property
@@ -45,8 +58,8 @@ class Case:
         return self.hosts * self.workers_per_host
 
     def start(self) -> Hosts:
-        """Return the hosts, not built yet. Cubic is the default of most machines."""
-        return Hosts(self.hosts, bandwidth=self.bandwidth, congestion="cubic")
+        """Return the hosts, not built yet, and one more. Cubic is the default of most machines."""
+        return Hosts(self.hosts + 1, bandwidth=self.bandwidth, congestion="cubic")
 
     def bound_s(self, model_bytes: int) -> float:
         """Return the seconds of a ring all-reduce on the slowest link."""
@@ -56,12 +69,12 @@ class Case:
 
 CASES = [
     Case("equal"),
-    Case("slow-link", slow_bandwidth=100 * MBIT, steps=3),
+    Case("slow-link", slow_bandwidth=100 * MBIT, policy="backup:1", steps=3),
     Case("2x4", hosts=2, workers_per_host=4),
 ]
 
 
-def step_s_of_ddp(case: Case, hosts: Hosts, folder: Path) -> float:
+def step_s_of_ddp(case: Case, hosts: Hosts, folder: Path) -> tuple[float]:
     """Train with DDP on Gloo and return the median seconds of a step."""
     times = folder / "times"
     command = [sys.executable, HERE / "ddp_loop.py", WORKLOAD, WARM_UP + case.steps, times]
@@ -80,14 +93,59 @@ def step_s_of_ddp(case: Case, hosts: Hosts, folder: Path) -> float:
     for program in programs:
         code = program.wait(STEP_S_MAX * (WARM_UP + case.steps))
         assert code == 0, f"a rank of DDP ended with exit code {code}"
-    return median(float(line) for line in times.read_text(encoding="ascii").split()[WARM_UP:])
+    seconds = [float(line) for line in times.read_text(encoding="ascii").split()]
+    return (median(seconds[WARM_UP:]),)
 
 
-SYSTEMS: dict[str, Callable[[Case, Hosts, Path], float]] = {"DDP": step_s_of_ddp}
+def step_s_of_paceline(case: Case, hosts: Hosts, folder: Path) -> tuple[float, float]:
+    """Train with one server, and return the median seconds of an update, measured and predicted."""
+    steps, run_dir = WARM_UP + case.steps, folder / "run"
+    address = f"{hosts.address(case.hosts)}:{PORT}"
+    paceline = [sys.executable, "-m", "paceline"]
+    script = [HERE / "paced.py", WORKLOAD, folder / "times"]
+    token = ["--token-file", folder / "token"]
+    run = ["-w", case.workers, "-p", case.policy, "--steps", steps, "--out", run_dir]
+    (folder / "token").touch(0o600)
+    (folder / "token").write_text(secrets.token_hex(32), encoding="ascii")
+    environment = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    options = {"env": environment, "stdout": DEVNULL, "stderr": DEVNULL}
+    serve = [*paceline, "serve", *run, "--listen", address, *token, "--checkpoint-every", "0"]
+    programs = [hosts.popen(case.hosts, [*serve, *script], **options)]
+    for number in range(case.workers):
+        work = [*paceline, "work", "--connect", address, *token, "--number", number]
+        programs.append(hosts.popen(number // case.workers_per_host, [*work, *script], **options))
+    for program in programs:
+        code = program.wait(STEP_S_MAX * steps)
+        assert code == 0, f"a process of Paceline ended with exit code {code}"
+    trace = read_trace(run_dir / "trace.jsonl")
+    times = [update.t for update in trace.updates()][WARM_UP - 1 :]
+    took_s = median(later - earlier for earlier, later in pairwise(times))
+    return took_s, predicted_s(case, trace)
 
 
-def measure(system: str, case: Case) -> float:
-    """Return the seconds of a step of this system on new hosts."""
+def predicted_s(case: Case, trace: Trace) -> float:
+    """Return what the simulator predicts for an update of this run."""
+    gradients = [one for one in trace.records if isinstance(one, Gradient)]
+    computed_s = median(one.compute_s for one in gradients)
+    model_bytes = max(one.pushed_bytes for one in gradients)
+    network = f"model={model_bytes:.0f},bandwidth={case.bandwidth * EFFICIENCY:.0f}"
+    if case.slow_bandwidth is not None:
+        network += f"; worker {case.workers - 1} {case.slow_bandwidth * EFFICIENCY:.0f}"
+    spec = RunSpec(workers=case.workers, steps=WARM_UP + case.steps)
+    simulated = simulate(case.policy, Cluster.parse(f"{computed_s}s", network), spec)
+    applied_s = median(update.apply_s for update in trace.updates())
+    times = [update.t for update in simulated.updates()][WARM_UP - 1 :]
+    return median(later - earlier for earlier, later in pairwise(times)) + applied_s
+
+
+SYSTEMS: dict[str, Callable[[Case, Hosts, Path], tuple[float, ...]]] = {
+    "DDP": step_s_of_ddp,
+    "Paceline": step_s_of_paceline,
+}
+
+
+def measure(system: str, case: Case) -> tuple[float, ...]:
+    """Return the seconds of a step of this system on new hosts, and further columns."""
     with case.start() as hosts, tempfile.TemporaryDirectory() as folder:
         if case.slow_bandwidth is not None:
             hosts.shape(case.hosts - 1, case.slow_bandwidth)
@@ -104,11 +162,15 @@ def main() -> None:
         sys.exit(reason)
     model = WORKLOADS[WORKLOAD]().model
     model_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    print("".join(f"{title:>13}" for title in ("case", "bound", *SYSTEMS)))
+    titles = ("case", "bound", *SYSTEMS, "predicted")
+    print("".join(f"{title:>13}" for title in titles))
     for case in CASES:
         if options.only and case.name not in options.only.split(","):
             continue
-        rounds = [[measure(system, case) for system in SYSTEMS] for _ in range(options.rounds)]
+        rounds = [
+            [seconds for system in SYSTEMS for seconds in measure(system, case)]
+            for _ in range(options.rounds)
+        ]
         times = [case.bound_s(model_bytes), *map(median, zip(*rounds, strict=True))]
         print(f"{case.name:>13}" + "".join(f"{1e3 * t:10.0f} ms" for t in times), flush=True)
 

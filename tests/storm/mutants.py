@@ -15,14 +15,17 @@ from unittest.mock import patch
 import msgspec
 
 from paceline import files
+from paceline.admission import AdmissionQueue
 from paceline.core.events import Fate
 from paceline.leases import LeaseBook
 from paceline.run.launch.supervisor import Supervisor
+from paceline.run.net.payload_stream import PayloadReceiver
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.executor import Executor
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.roster import Roster
 from paceline.run.server.server import Server
+from paceline.run.server.transfers import Transfers
 from paceline.run.server.waiting_for import WaitingFor
 from paceline.run.tensors.shard import Shard
 from paceline.run.tensors.sums import PendingUpdate, WeightedSum
@@ -205,28 +208,57 @@ def _empty(right: Any) -> Any:
     return lambda *_: {}
 
 
+def _no_list(right: Any) -> Any:
+    del right
+    return lambda *_: []
+
+
+def _all_at_once(right: Any) -> Any:
+    """A payload arrives with its first chunk."""
+
+    def end_if_complete(self: Any) -> Any:
+        self._chunks = None
+        return right(self)
+
+    return end_if_complete
+
+
+def _admits_worthless(right: Any) -> Any:
+    """A gradient that would not count is sent, and ends its turn, as if it did."""
+
+    def take_worthless(self: Any) -> Any:
+        return [(peer, report) for peer, report in right(self) if report.turn % 3]
+
+    return take_worthless
+
+
 MUTANTS = (
     Mutant("batches of a dead worker aren't leased again", LeaseBook, "release", _nothing, 4),
-    Mutant("a restored run forgets undone batches", LeaseBook, "restore", _forgets_undone, 1),
-    Mutant("buffers are written while workers read", VersionBuffers, "begin_update", _false, 1),
+    Mutant("a restored run forgets undone batches", LeaseBook, "restore", _forgets_undone, 3),
+    Mutant("buffers are written while workers read", VersionBuffers, "begin_update", _false, 2),
     Mutant("gradients aren't weighted by samples", WeightedSum, "give", _first_weight_only, 1),
     Mutant("workers skip loading a version", Replica, "load", _stale_load, 3),
-    Mutant("the result isn't written", Checkpointer, "export", _nothing, 1),
+    Mutant("the result isn't written", Checkpointer, "export", _nothing, 2),
     Mutant("timers never fire", Server, "_fire_timers", _nothing, 64),
     Mutant("a checkpoint has the wrong version", Executor, "_saved", _next_version, 1),
     Mutant("workers aren't told of the end", Executor, "send_end", _nothing, 1),
     Mutant("processes aren't restarted", Supervisor, "_may_start", _false, 3),
     Mutant("a worker that lost the server doesn't rejoin", Worker, "rejoin", _nothing, 3),
     Mutant("files aren't synced before they are renamed", files, "atomic_write", _unsynced_file, 1),
-    Mutant("folders aren't synced after a rename", files, "atomic_write", _unsynced_folder, 4),
-    Mutant("a checkpoint overtakes the trace", Checkpointer, "_save", _unrecorded, 10),
+    Mutant("folders aren't synced after a rename", files, "atomic_write", _unsynced_folder, 7),
+    Mutant("a checkpoint overtakes the trace", Checkpointer, "_save", _unrecorded, 188),
     Mutant("a checkpoint is synced before the trace", Checkpointer, "_save", _unsynced, 93),
-    Mutant("the end of the trace isn't synced", Recorder, "close", _closed_unsynced, 1),
-    Mutant("slots of dead workers stay referenced", PendingUpdate, "__init__", _cyclic, 3),
+    Mutant("the end of the trace isn't synced", Recorder, "close", _closed_unsynced, 2),
+    Mutant("slots of dead workers stay referenced", PendingUpdate, "__init__", _cyclic, 1),
     Mutant("workers are told a wrong fate", Roster, "set_fate", _other_fate, 3),
     Mutant("buffers are never published", Shard, "_publish_buffers", _nothing, 1),
     Mutant(
         "workers are never killed after the end", Supervisor, "_end_late_workers", _nothing, 112
     ),
     Mutant("a worker that hangs is never named", WaitingFor, "check", _empty, 46),
+    Mutant("gradients that won't count stay announced", Transfers, "take_worthless", _no_list, 109),
+    Mutant("turns of such gradients don't end", Transfers, "take_worthless", _admits_worthless, 93),
+    Mutant("nobody is admitted", AdmissionQueue, "admit", _no_list, 1),
+    Mutant("a gradient of a dead worker stays announced", Transfers, "forget", _nothing, 29),
+    Mutant("payloads end too early", PayloadReceiver, "_end_if_complete", _all_at_once, 1),
 )

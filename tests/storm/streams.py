@@ -22,6 +22,7 @@ __all__ = ["CHUNK_BYTES", "QueueControl", "VirtualStream", "WorkerQueues", "conn
 
 CHUNK_BYTES = 48  # of a payload, so that even small models have several
 CAPACITIES = (40, 200, 10_000)  # bytes that a stream takes before any of them are received
+SLOWNESS_S = (0.0, 0.0, 0.002, 0.02)  # that a piece takes on a slow link, after the one before it
 
 
 class _Pipe:
@@ -31,6 +32,7 @@ class _Pipe:
         self._world = world
         self._delay_max_s = delay_max_s
         self._capacity = world.random.choice(CAPACITIES)
+        self._slowness_s = world.random.choice(SLOWNESS_S)
         self._pieces: deque[tuple[float, bytes]] = deque()  # when each arrives
         self._last_at = 0.0  # when the last of them does
         self._ends_at: float | None = None  # when the end arrives; not None iff it is closed
@@ -77,6 +79,7 @@ class _Pipe:
 
     def _arrival(self) -> float:
         delay_s = self._world.random.random() ** 3 * self._delay_max_s
+        self._last_at = max(self._last_at, self._world.now) + self._slowness_s
         self._last_at = max(self._last_at, self._world.now + delay_s)
         self._world.at(self._last_at)
         return self._last_at
