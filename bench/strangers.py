@@ -3,7 +3,8 @@
 
 One run with four TCP workers trains all the time. Windows of a few seconds alternate: nobody
 disturbs it; strangers disturb another socket, which shows what they cost this machine by
-themselves; strangers disturb the server. The table has the medians over several rounds. All
+themselves; strangers disturb the server. The table has medians over several rounds: the time of a
+step, as a ratio to that of an undisturbed run, and how much of one core the server uses. All
 strangers are on loopback, and limited in number and rate.
 """
 
@@ -21,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep
+from typing import NamedTuple
 
 from paceline.run.net.channel import frame
 from paceline.run.net.messages import PROTOCOL, Hello, encode
@@ -145,8 +147,8 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[None]:
 
 
 @contextmanager
-def training(folder: Path, options: argparse.Namespace) -> Iterator[tuple[Address, Path]]:
-    """Train until the end of the context; yield the server's address and a file of step times."""
+def training(folder: Path, options: argparse.Namespace) -> Iterator[tuple[Address, "Steps"]]:
+    """Train until the end of the context; yield the server's address and its steps."""
     script, steps, run_dir = folder / "train.py", folder / "steps", folder / "run"
     script.write_text(SCRIPT, encoding="ascii")
     steps.touch()
@@ -163,20 +165,52 @@ def training(folder: Path, options: argparse.Namespace) -> Iterator[tuple[Addres
                     raise SystemExit((folder / "output").read_text(encoding="utf-8"))
                 sleep(0.1)
             _, host, port = (run_dir / "address").read_text(encoding="ascii").split(":")
-            yield (host, int(port)), steps
+            yield (host, int(port)), Steps(steps, server_of(run.pid))
         finally:
             run.send_signal(signal.SIGINT)
             run.wait()
 
 
-def step_s(steps: Path, window_s: float) -> float:
-    """Return the mean seconds of a step during the next seconds."""
-    began = monotonic()
-    sleep(window_s)
-    ended = monotonic()
-    lines = steps.read_text(encoding="ascii").split("\n")[:-1]
-    times = [t for t in map(float, lines) if began <= t <= ended]
-    return (times[-1] - times[0]) / (len(times) - 1)
+class Window(NamedTuple):
+    """The mean cost of a step for a while."""
+
+    step_s: float
+    server_share: float  # of one core
+
+
+class Steps(NamedTuple):
+    """The steps of a run."""
+
+    times: Path
+    server: int  # pid
+
+    def measure(self, window_s: float) -> Window:
+        """Return the costs of a step during the next seconds."""
+        began, used = monotonic(), self._used_s()
+        sleep(window_s)
+        ended, used = monotonic(), self._used_s() - used
+        lines = self.times.read_text(encoding="ascii").split("\n")[:-1]
+        times = [t for t in map(float, lines) if began <= t <= ended]
+        step_s = (times[-1] - times[0]) / (len(times) - 1)
+        return Window(step_s, used / (ended - began))
+
+    def _used_s(self) -> float:
+        ticks = Path(f"/proc/{self.server}/stat").read_text(encoding="ascii").rsplit(")")[1].split()
+        return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def server_of(launcher: int) -> int:
+    """Return the pid of the server of a launcher."""
+    status = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = path.read_text(encoding="utf-8").partition("(")[2].rpartition(")")
+            status[int(path.parent.name)] = name, int(rest.split()[1])
+    for pid, (name, parent) in status.items():
+        above = parent, status.get(parent, ("", 0))[1]
+        if name == "paceline-server" and launcher in above:
+            return pid
+    raise SystemExit("found no server")
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
@@ -201,38 +235,36 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, object]
 
 
 def one_window(
-    steps: Path,
+    steps: Steps,
     seconds: float,
     attackers: list[Callable[[Address], None]],
     target: Address | None,
-) -> float:
-    """Return the mean seconds of a step while these attack the target; None: nobody does."""
+) -> Window:
+    """Return the costs of a step while these attack the target; None: nobody does."""
     if target is None:
         sleep(SETTLE_S)
-        return step_s(steps, seconds)
+        return steps.measure(seconds)
     with ExitStack() as stack:
         for attack in attackers:
             stack.enter_context(process(attack, target))
         sleep(SETTLE_S)
-        return step_s(steps, seconds)
+        return steps.measure(seconds)
 
 
-def summary(rounds: list[list[float]]) -> dict[str, float]:
-    """Return medians: the step time alone, and ratios to it."""
-    return {
-        "alone_s": median(alone for alone, _, _ in rounds),
-        "another socket": median(control / alone for alone, control, _ in rounds),
-        "the server": median(attacked / alone for alone, _, attacked in rounds),
-        "server/other": median(attacked / control for _, control, attacked in rounds),
-    }
+def summary(rounds: list[list[Window]]) -> dict[str, float]:
+    """Return the medians of all windows, and of the ratios within a round."""
+    found = {"step_s": median(alone.step_s for alone, _, _ in rounds)}
+    for i, where in enumerate(("alone", "other", "server")):
+        found[f"step_{where}"] = median(one[i].step_s / one[0].step_s for one in rounds)
+        found[f"share_{where}"] = median(one[i].server_share for one in rounds)
+    return found
 
 
 def line(row: dict[str, object]) -> str:
     """Return a row of the table."""
-    return (
-        f"{row['strangers']:34} {1e3 * float(str(row['alone_s'])):7.2f} ms "
-        f"{row['another socket']:14.3f} {row['the server']:11.3f} {row['server/other']:13.3f}"
-    )
+    steps = f"{row['step_other']:14.3f} {row['step_server']:10.3f}"
+    shares = " ".join(f"{row[f'share_{where}']:10.1%}" for where in ("alone", "other", "server"))
+    return f"{row['strangers']:34} {1e3 * float(str(row['step_s'])):6.2f} ms {steps} {shares}"
 
 
 def main() -> None:
@@ -245,8 +277,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print(
-        f"{'strangers':34} {'alone':>10} {'another socket':>14} {'the server':>11} {'server/other'}"
+        f"{'':34} {'step':>9} {'step, strangers at':^25} {'core of the server, strangers at':^32}"
     )
+    words = ("alone", "another socket", "the server", "nothing", "other", "server")
+    widths = (9, 14, 10, 10, 10, 10)
+    print(" " * 34, *(f"{word:>{width}}" for word, width in zip(words, widths, strict=True)))
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(options, Path(folder))
     if options.json is not None:

@@ -76,7 +76,7 @@ def stream(files: TlsFiles | None) -> tuple[float, float, float]:
         if not data.has_unread():
             select.select([data], [], [])
         for _ in receive_payloads(data, receiver):
-            pass
+            break  # the sender may be gone
     took, busy = perf_counter() - began, process_time() - busy
     sending = here.recv()
     sender.join()

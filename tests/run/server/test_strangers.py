@@ -153,6 +153,21 @@ def test_strangers_use_their_share_of_the_processor_in_the_long_run(bench):
     assert turns * 0.001 == pytest.approx(SAVED_S + SHARE * 1000, rel=0.05)
 
 
+def test_time_that_was_used_for_a_worker_is_given_back(bench):
+    ticks = count()
+    bench.strangers._processor_time = lambda: next(ticks) * 0.001
+    client = bench.connect()
+    bench.serve()
+    client.send(HELLO)
+    bench.serve()
+    client.send(prove(TOKEN, client.receive()))
+    before = bench.strangers._saved_s
+    [found] = bench.serve()
+    # This turn took three ticks; one is given back for it, and one for the turn before.
+    assert bench.strangers._saved_s == pytest.approx(before - 0.003 + 0.002)
+    found.channel.close()
+
+
 def test_time_that_is_saved_has_a_limit(bench):
     bench.now += 1e6
     bench.strangers.serve()

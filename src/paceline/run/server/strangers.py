@@ -6,7 +6,8 @@ run neither memory nor time:
 
 - each may send a few hundred bytes and has a few seconds; of too many, the oldest is closed;
 - together they get a small share of the server's processor time. Once they have used it up, they
-  wait, and the OS refuses further connections when its queue is full;
+  wait, and the OS refuses further connections when its queue is full. What was used for a client
+  that turns out to know the token is given back, so that any number of workers can start;
 - strangers have an epoll of their own, which is one entry in the listener's selector.
 
 With TLS, the first byte tells whether a client speaks it. Only then does a connection get the
@@ -35,7 +36,7 @@ __all__ = ["STRANGERS_MAX", "STRANGER_TIMEOUT_S", "Authenticated", "Strangers"]
 STRANGER_TIMEOUT_S = 10.0  # to authenticate, which takes a worker milliseconds
 STRANGERS_MAX = 256  # unauthenticated connections at a time; the oldest is closed for a new one
 SHARE = 0.02  # of the server's processor time, in the long run
-SAVED_S = 0.5  # of processor time that strangers haven't used; many workers may start at once
+SAVED_S = 0.1  # of processor time that strangers haven't used; many workers may start at once
 RESUMES_S = 0.0005  # after strangers have used up their time, they wait until they have this much
 EVENTS_MAX = 16  # served before the listener looks at its members again
 PAUSE_S = 1.0  # before accepting again, if the process has too many open files
@@ -57,6 +58,7 @@ class _Stranger:
     channel: Channel[Any]
     challenger: Challenger
     accepted_at: float
+    used_s: float = 0.0  # processor time
     needs_tls: bool = False  # it must speak TLS, and hasn't sent anything yet
 
 
@@ -126,8 +128,8 @@ class Strangers:
         for fd, _ in self._epoll.poll(0, EVENTS_MAX):
             if fd in self._listening:
                 self._accept(self._listening[fd])
-            elif fd in self._strangers and (one := self._authenticate(fd)) is not None:
-                found.append(one)
+            elif fd in self._strangers:
+                found += self._authenticate(fd)
         self._close_slow()
         self._spend(self._processor_time() - began)
         return found
@@ -182,19 +184,22 @@ class Strangers:
 
     # -------------------------------------------------------------------------- authentication
 
-    def _authenticate(self, fd: int) -> Authenticated | None:
-        """Continue the handshake; return the connection once it is complete."""
-        stranger = self._strangers[fd]
+    def _authenticate(self, fd: int) -> list[Authenticated]:
+        """Continue the handshake; return the connection if it is complete."""
+        stranger, began = self._strangers[fd], self._processor_time()
+        found: list[Authenticated] = []
         try:
-            if stranger.needs_tls and not self._begin_tls(stranger):
-                return None
-            return self._receive(fd, stranger)
+            if not stranger.needs_tls or self._begin_tls(stranger):
+                found = self._receive(fd, stranger)
         except ProtocolError as error:
             self._forget(fd)
             self.refuse(stranger.channel, str(error))
         except (PeerLost, OSError):
             self._drop(fd)
-        return None
+        stranger.used_s += self._processor_time() - began
+        if found:
+            self._saved_s += stranger.used_s
+        return found
 
     def _begin_tls(self, stranger: _Stranger) -> bool:
         """Use TLS from now on; return False if nothing has arrived yet. May raise OSError."""
@@ -212,7 +217,7 @@ class Strangers:
         stranger.needs_tls = False
         return True
 
-    def _receive(self, fd: int, stranger: _Stranger) -> Authenticated | None:
+    def _receive(self, fd: int, stranger: _Stranger) -> list[Authenticated]:
         channel, challenger = stranger.channel, stranger.challenger
         channel.flush()
         for message in channel.receive_nowait():
@@ -221,8 +226,8 @@ class Strangers:
                 continue
             challenger.check(message)
             self._forget(fd)
-            return Authenticated(channel, challenger.session, message.session)
-        return None
+            return [Authenticated(channel, challenger.session, message.session)]
+        return []
 
     def refuse(self, channel: Channel[Any], reason: str) -> None:
         """Report that a client is refused, tell it why, and close the connection."""
