@@ -12,6 +12,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -71,7 +72,8 @@ def connect(address: Address) -> socket.socket | None:
 
 def hold(address: Address, count: int, first: bytes) -> None:
     """Keep this many connections open, which send `first` and never read."""
-    open_ones: list[socket.socket] = []
+    open_ones: dict[int, socket.socket] = {}
+    closed = select.epoll()
     while True:
         began = monotonic()
         room = REOPENED_A_SECOND // 10 if open_ones else count
@@ -79,22 +81,11 @@ def hold(address: Address, count: int, first: bytes) -> None:
             if (sock := connect(address)) is not None:
                 with suppress(OSError):
                     sock.sendall(first)
-                sock.setblocking(False)
-                open_ones.append(sock)
-        open_ones = [sock for sock in open_ones if not _is_closed(sock)]
+                open_ones[sock.fileno()] = sock
+                closed.register(sock, select.EPOLLRDHUP)
         sleep(max(0.0, began + 0.1 - monotonic()))
-
-
-def _is_closed(sock: socket.socket) -> bool:
-    try:
-        has_ended = not sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        has_ended = True
-    if has_ended:
-        sock.close()
-    return has_ended
+        for fd, _ in closed.poll(0):
+            open_ones.pop(fd).close()
 
 
 def half_open(address: Address) -> None:
