@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The token's handshake happens inside TLS; whoever doesn't speak TLS is told so."""
+"""The token's handshake happens inside TLS; a client without TLS is told the reason."""
 
 from concurrent.futures import ThreadPoolExecutor
 

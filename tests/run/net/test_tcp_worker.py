@@ -167,7 +167,7 @@ def test_message_without_a_payload_waits_behind_one_with_a_payload(wire):
 
 
 def test_next_version_is_not_received_before_the_last_one_was(wire):
-    """Both belong into the same memory."""
+    """Both use the same memory."""
     first, second = wire.publish(assign(1), 1), wire.publish(assign(2), 2)
     wire.stream.incoming += first + second
     assert wire.worker.wait_readable(0.0)

@@ -183,7 +183,7 @@ class TcpWorker:
             if self._receiver.is_expecting:
                 for arrival in receive_payloads(self._stream, self._receiver):
                     self._complete(arrival.is_complete)
-                    break  # the next payload may belong into the same memory
+                    break  # the next payload may use the same memory
         except (PeerLost, ProtocolError) as error:
             self._lose_stream(error)
 

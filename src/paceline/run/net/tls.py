@@ -77,7 +77,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
         if files.cert or files.key:
             _load_own(context, files)
     elif files.cert:
-        # Trust this very certificate, whatever host it names and whoever signed it. Its issuers,
+        # Trust this very certificate, whatever host it names and whatever signed it. Its issuers,
         # which may be in the same file, have signed others as well.
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
