@@ -188,9 +188,9 @@ class Channel(Generic[T]):
         except BlockingIOError:
             return 0
         except OSError as error:
-            failure = self._failure(error)
-            self._broken_by = str(failure)
-            raise failure from None
+            self._broken_by = str(self._failure(error))
+            # A variable for it would be a reference cycle: the slot of a lost worker would stay.
+            raise self._failure(error) from None
 
     def _failure(self, error: OSError) -> PeerLost | ProtocolError:
         """Return what an error means: certificates that are wrong now will be wrong next time."""

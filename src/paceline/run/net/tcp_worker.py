@@ -131,7 +131,8 @@ class TcpWorker:
         self._announced: _Announced | None = None  # the last of them, until it is asked for
         self._inbox: deque[FromServer] = deque()  # messages that wait for a payload, or behind one
         self._ready: deque[FromServer] = deque()  # messages that are complete
-        self._lost_by: PeerLost | ProtocolError | None = None
+        # Not the exception itself: its traceback refers to this object, and so keeps its memory.
+        self._lost_by: tuple[type[PeerLost] | type[ProtocolError], str] | None = None
         self._is_stream_lost = False
 
     # -------------------------------------------------------------------------------- messages
@@ -145,7 +146,8 @@ class TcpWorker:
         while not self._ready:
             if self._is_lost:
                 assert self._lost_by is not None
-                raise self._lost_by
+                kind, reason = self._lost_by
+                raise kind(reason)
             self._advance(None)
         return self._ready.popleft()
 
@@ -191,7 +193,7 @@ class TcpWorker:
         try:
             self._inbox.extend(self._control.receive_nowait())
         except (PeerLost, ProtocolError) as error:
-            self._lost_by = error
+            self._lost_by = type(error), str(error)
 
     def _lose_stream(self, error: PeerLost | ProtocolError) -> None:
         """Pass on what has arrived without a payload, such as the reason for the loss."""
@@ -203,7 +205,7 @@ class TcpWorker:
             if not isinstance(message, internal) and not self._has_payload(message):
                 self._ready.append(message)
         self._inbox.clear()
-        self._lost_by, self._is_stream_lost = self._lost_by or error, True
+        self._lost_by, self._is_stream_lost = self._lost_by or (type(error), str(error)), True
 
     def _deliver(self) -> None:
         """Pass on the messages that are complete, and begin to receive the next payload."""
