@@ -72,6 +72,7 @@ class Supervisor:
         self._is_broken = False  # because the script crashes
         self._stop_server_at: float | None = None  # not None iff no worker is left to serve
         self._is_server_stopped = False  # it was sent SIGTERM
+        self._is_ended_by_scripts = False  # it was, because all scripts had ended
         self._is_server_lost_late = False  # it died after workers had been told of the end
         self._kill_at = inf
         self._next_tick = 0.0
@@ -330,6 +331,7 @@ class Supervisor:
         if self._monitor.is_serving or self._now() >= self._stop_server_at:
             self._is_server_stopped = True
             self._monitor.refresh()
+            self._is_ended_by_scripts |= self._have_all_scripts_ended and not self._monitor.is_over
             if self._is_broken and not self._monitor.version:  # there is nothing to save
                 self._processes.kill_silently([self._server])
             else:
@@ -376,6 +378,8 @@ class Supervisor:
         if signals:
             return 128 + self._signals.last
         assert self._server is not None
+        # The server can't know it if there are workers that were started by hand.
+        self._monitor.have_scripts_ended |= self._is_ended_by_scripts
         code, why = outcome(self._settings, self._server, self._workers, self._monitor)
         if why and not self._has_given_up:  # otherwise the reason was already said
             self._say(why)
