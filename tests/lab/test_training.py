@@ -13,7 +13,7 @@ from paceline.errors import SpecError
 from paceline.lab.problem import Draw, Problem
 from paceline.lab.recipe import Recipe
 from paceline.lab.training import Training
-from paceline.lab.updates_of_trace import Part, Step, schedule
+from paceline.lab.updates_of_trace import Step, StepPart, schedule
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -54,8 +54,8 @@ def test_stale_gradient_is_computed_at_its_own_version():
     """Two updates, both computed at the initial weights: the second step uses its own gradient."""
     problem = Clouds()
     steps = [
-        Step(1, 0.1, (Part(Draw(0, 0), 0, 4, 1.0, 1.0),)),
-        Step(2, 0.2, (Part(Draw(1, 0), 0, 4, 1.0, 0.5),)),
+        Step(1, 0.1, (StepPart(Draw(0, 0), 0, 4, 1.0, 1.0),)),
+        Step(2, 0.2, (StepPart(Draw(1, 0), 0, 4, 1.0, 0.5),)),
     ]
     torch.manual_seed(problem.seed)
     model = problem.build()
@@ -77,7 +77,7 @@ def test_gradients_computed_together_equal_those_computed_alone(monkeypatch, pol
 
 def test_mini_batches_are_weighted_by_samples():
     problem = Clouds()
-    parts = Part(Draw(0, 0), 0, 4, 0.25, 1.0), Part(Draw(1, 0), 0, 12, 0.75, 1.0)
+    parts = StepPart(Draw(0, 0), 0, 4, 0.25, 1.0), StepPart(Draw(1, 0), 0, 12, 0.75, 1.0)
     steps = [Step(1, 0.1, parts)]
     torch.manual_seed(problem.seed)
     model = problem.build()

@@ -30,7 +30,7 @@ from paceline.errors import SpecError
 from paceline.lab.models.normalization import set_groups
 from paceline.lab.problem import Problem
 from paceline.lab.recipe import Recipe
-from paceline.lab.updates_of_trace import Part, Step
+from paceline.lab.updates_of_trace import Step, StepPart
 
 __all__ = ["Row", "Training"]
 
@@ -56,7 +56,7 @@ class _Group(NamedTuple):
     """The gradients of one version that go into one update."""
 
     update: int
-    parts: list[Part]
+    parts: list[StepPart]
 
 
 class Training:
@@ -211,7 +211,7 @@ def _by_version(steps: Iterable[Step]) -> dict[int, list[_Group]]:
     return groups
 
 
-def _passes(parts: list[Part], problem: Problem) -> Iterator[list[Part]]:
+def _passes(parts: list[StepPart], problem: Problem) -> Iterator[list[StepPart]]:
     """Yield parts that go through the model together: of the same size, and not too many."""
     for samples, same in groupby(parts, key=lambda part: part.samples):
         alike = list(same)

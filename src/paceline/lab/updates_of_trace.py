@@ -15,10 +15,10 @@ from paceline.errors import TraceError
 from paceline.lab.problem import Draw
 from paceline.trace.schema import Gap, Gradient, Restored, Trace, Update
 
-__all__ = ["Part", "Step", "schedule"]
+__all__ = ["Step", "StepPart", "schedule"]
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A gradient that goes into an update."""
 
     draw: Draw
@@ -34,7 +34,7 @@ class Step:
 
     update: int
     time: float
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
 
     @property
     def samples(self) -> int:
@@ -65,7 +65,7 @@ def schedule(trace: Trace, *, requeue: bool = True) -> list[Step]:
                 drawn[worker] += fate in (Fate.ACCEPTED, Fate.NON_FINITE) or not requeue
             case Update(t=time, update=update):
                 both = zip(given.pop(update), record.weighted(), strict=True)
-                parts = tuple(Part(*part, *weighted) for part, weighted in both)
+                parts = tuple(StepPart(*part, *weighted) for part, weighted in both)
                 steps.append(Step(update, time, parts))
             case Restored():
                 raise TraceError(
