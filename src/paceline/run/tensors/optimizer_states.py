@@ -19,7 +19,7 @@ from paceline.errors import ProtocolError
 from paceline.run.tensors.group_options import problem_with
 from paceline.run.tensors.trial_step import FAILURES, step_failure
 
-__all__ = ["load_checked", "load_exactly"]
+__all__ = ["check_kind", "load_checked", "load_exactly"]
 
 
 def load_exactly(optimizer: Optimizer, parameters: list[Tensor], saved: dict[str, Any]) -> None:
@@ -38,10 +38,7 @@ def load_checked(optimizer: Optimizer, parameters: dict[str, Tensor], state: Any
 
     Raises ProtocolError, and leaves the optimizer as it was, if the state isn't one of it.
     """
-    if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
-        raise ProtocolError(
-            "expected the state_dict() of an optimizer, with the keys state and param_groups"
-        )
+    check_kind(state)
     before = optimizer.state, optimizer.param_groups
     try:
         optimizer.load_state_dict(state)
@@ -56,6 +53,14 @@ def load_checked(optimizer: Optimizer, parameters: dict[str, Tensor], state: Any
             f"the optimizer cannot load this state: {error}; load a state_dict() of the same "
             "optimizer and model"
         ) from None
+
+
+def check_kind(state: Any) -> None:
+    """Raise ProtocolError if this isn't the `state_dict()` of an optimizer."""
+    if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
+        raise ProtocolError(
+            "expected the state_dict() of an optimizer, with the keys state and param_groups"
+        )
 
 
 def _check_options(optimizer: Optimizer, before: list[dict[str, Any]]) -> None:
