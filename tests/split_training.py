@@ -13,7 +13,7 @@ from paceline.run.tensors.optimizer_states import load_exactly
 from paceline.run.tensors.partition import partition
 from paceline.run.tensors.state_parts import merge_shard_state, split_shard_state
 
-__all__ = ["Servers", "Whole", "is_same", "same_bits"]
+__all__ = ["Servers", "Whole", "is_same", "make_grads", "same_bits"]
 
 SHAPES = [(6, 4, 3, 3), (), (33, 17), (1,), (0, 3), (5,), (2, 3), (70,)]
 NEVER, SOMETIMES = 6, 7  # parameters that have no gradient, or one in odd steps only

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Steps on slices of the parameters are steps on the whole, to the bit, and so are the states."""
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -22,9 +23,10 @@ from paceline.run.tensors.optimizer_parts import (
     merge_states,
     split_state,
 )
+from paceline.run.tensors.optimizer_states import load_checked
 from paceline.run.tensors.partition import Slice
 from paceline.run.tensors.state_spec import TensorSpec
-from split_training import Servers, Whole, is_same, same_bits
+from split_training import Servers, Whole, is_same, make_grads, same_bits
 
 OPTIONS = [
     (optim.SGD, {}),
@@ -71,9 +73,9 @@ every_optimizer = pytest.mark.parametrize(("kind", "options"), CASES, ids=names(
 
 
 def is_broken(options, dtype):
-    """Return whether torch itself steps otherwise when a step is repeated.
+    """Return whether torch itself isn't reproducible.
 
-    Its fused SGD with momentum does if the parameters are of half precision.
+    When the same steps are repeated, its fused SGD leaves another momentum in half precision.
     """
     return "momentum" in options and "fused" in options and dtype == torch.bfloat16
 
@@ -118,6 +120,19 @@ def test_run_continues_with_another_number_of_servers(kind, options):
         assert is_equal(several, whole)
         several = Servers(together, make, number, 64 if number == 2 else 32)
         assert is_equal(several, whole)
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS + FUSED, ids=names(OPTIONS + FUSED))
+def test_servers_accept_their_parts_of_a_state_that_a_script_uploads(kind, options):
+    make, whole = begin(kind, options)
+    servers = Servers(whole, make, 3, 32)
+    whole.step(make_grads(0, torch.float32))
+    saved = deepcopy(whole.optimizer.state_dict())
+    slices = [part.slices[0] for part in servers.parts]
+    specs = servers.spec.optimizers[0].parameters
+    for own, state in zip(servers.own, split_state(saved, specs, slices), strict=True):
+        load_checked(own.optimizer, dict(enumerate(own.parameters)), state)
+    assert is_same(servers.merged()[1], saved)
 
 
 def test_classes_that_can_be_split_are_all_tested():

@@ -90,3 +90,13 @@ def test_script_s_own_optimizer_is_not_tried():
     assert not can_be_tried(optimizer)
     assert refusal_of_value(optimizer, "lr", -1.0) == ""
     assert step_failure(optimizer, [parameter], {"lr": "text"}, {}) == ""
+
+
+def test_parameter_that_another_server_has_is_not_stepped():
+    """Fused SGD couldn't: it has no momentum where others have one."""
+    here, elsewhere = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(0))
+    optimizer = torch.optim.SGD([here, elsewhere], momentum=0.9, fused=True)
+    here.grad = torch.ones(2)
+    optimizer.step()
+    [group] = optimizer.param_groups
+    assert step_failure(optimizer, [here, elsewhere], group, optimizer.state) == ""

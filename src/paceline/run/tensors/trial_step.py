@@ -78,7 +78,8 @@ def step_failure(
         own = {name: value for name, value in options.items() if name != "params"}
         trial.param_groups[0].update(own)
         for parameter, copy in copies.items():
-            copy.grad = torch.zeros_like(copy)
+            if parameter.numel():  # otherwise another server may have it, and step it there
+                copy.grad = torch.zeros_like(copy)
             if parameter in state:
                 trial.state[copy] = {k: _one_element(v) for k, v in state[parameter].items()}
         inspect.unwrap(kind.step)(trial)  # without the hooks that a script may have for all steps
