@@ -2,6 +2,7 @@
 """An example of each message, and hypothesis strategies that generate any message."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from hypothesis import settings
@@ -12,6 +13,7 @@ from paceline.core.events import Fate
 from paceline.leases import Use
 from paceline.release import RELEASE
 from paceline.run.net import messages
+from paceline.run.net import server_messages as between
 from paceline.run.tensors.state_spec import (
     OptimizerSpec,
     OptionChange,
@@ -68,6 +70,32 @@ EXAMPLES = [
     messages.StopPayload(4),
     messages.DataAttached(),
     messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
+    between.JoinAsServer(1, RELEASE, SPEC, (True,), "tcp:127.0.0.1:4000"),
+    between.ServerWelcome(3, 0.9, 1, False, "exact", "bfloat16"),
+    between.LoadPart(7),
+    between.OpenPeer(4, 2, bytes(32)),
+    between.ClosePeer(4),
+    between.PublishPart(4, 9, 7, None, False),
+    between.StopPart(4, 9),
+    between.ExpectPart(4, 8, 0),
+    between.SkipPart(4, 8),
+    between.AddReader(2, 7, None),
+    between.RemoveReader(2, 0),
+    between.AddPart(8, 2, 0, 32, 0.5, (1,)),
+    between.SumEarly(8, inf),
+    between.ReleaseSlot(2),
+    between.ReducePart(8, (2,), (32,), (1.0,), (0.5,)),
+    between.StepUpdate(8, 1.0, (_OPTION,)),
+    between.SkipUpdate(8),
+    between.FindBlame(8),
+    between.CollectPart(),
+    between.LoadOptimizerPart(0),
+    between.RunOver(),
+    between.PartReduced(8, {0: ((1.5, inf), ())}),
+    between.PartArrived(4, 8, 1000, 2000),
+    between.PartLost(4, "it was closed"),
+    between.Blamed(8, (2,)),
+    between.ServerFailed("no memory"),
 ]
 """One of each message."""
 

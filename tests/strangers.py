@@ -20,7 +20,8 @@ from paceline.run.net.channel import MEMBER_LIMIT, Channel
 from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import connect, connect_data
 from paceline.run.net.shared_memory import SharedMemoryWorker
-from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
+from paceline.run.net.tcp_client import ControlSocket
+from paceline.run.net.tcp_worker import TcpWorker
 from paceline.run.net.transport import WorkerEnd
 from paceline.run.tensors.state_spec import StateSpec
 

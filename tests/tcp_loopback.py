@@ -16,7 +16,8 @@ from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import connect, connect_data, new_token
 from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.net.tcp import TcpPeer
-from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
+from paceline.run.net.tcp_client import ControlSocket
+from paceline.run.net.tcp_worker import TcpWorker
 from paceline.run.net.transport import Announcement
 from paceline.run.server.listener import Listener
 from paceline.run.system import SYSTEM, System
@@ -70,7 +71,7 @@ class Tcp:
     def _connect_worker(self, system: System) -> TcpWorker:
         channel = connect(self.address, self.token, TIMEOUT_S, self._tls)
         data = connect_data(self.address, self.token, channel.session, TIMEOUT_S, self._tls)
-        return TcpWorker(ControlSocket(channel), DataSocket(data), self._spec, system)
+        return TcpWorker(ControlSocket(channel), DataSocket(data), self._spec, system=system)
 
     def join(self) -> tuple[TcpPeer, TcpWorker, Views]:
         """Connect and welcome a worker; return both ends and the worker's slot."""

@@ -50,7 +50,7 @@ class AdmissionQueue:
         if places < 1:
             raise InternalError(f"places must be >= 1, got {places}")
         self._decider = decider
-        self._places = places
+        self.places = places
         self._waiting: dict[int, None] = {}  # announced, not admitted; an ordered set
         self._placed: dict[int, None] = {}  # admitted and holding a place, oldest first
         self._began: dict[int, float] = {}  # when each transfer in progress was admitted
@@ -129,7 +129,7 @@ class AdmissionQueue:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._placed) >= self._places
+        return len(self._placed) >= self.places
 
     def _can_admit(self) -> bool:
         """Return whether there is a place, or a worker that needs none."""

@@ -217,13 +217,13 @@ class _ServerHost:
         self._kernel = kernel
         self._process = process
 
-    def new_store(self, spec: Any) -> InProcessStore:
+    def new_store(self, spec: Any, layout: Any = None) -> InProcessStore:
         """Return plain memory."""
-        return InProcessStore(spec)
+        return InProcessStore(spec, layout)
 
-    def listen(self, store: InProcessStore) -> Connections:
+    def listen(self, store: InProcessStore, others: Any) -> Connections:
         """Accept connections."""
-        return self._kernel.listen(self._process, store)
+        return self._kernel.listen(self._process, store, others)
 
 
 def exit_code_of(process: Process, work: Callable[[], int]) -> int:

@@ -299,7 +299,7 @@ class Kernel:
     def _is_stopped(self, pid: int) -> bool:
         return any(p.pid == pid and p.is_frozen for p in self.world.processes)
 
-    def listen(self, process: Process, store: InProcessStore) -> Connections:
+    def listen(self, process: Process, store: InProcessStore, others: Any = None) -> Connections:
         """Listen in this process, and accept the connections that wait for it."""
         self.world.touch()
         self.observed = Observed()
@@ -338,7 +338,7 @@ class Kernel:
         theirs, ours = connected_streams(self.world, self._delay_max_s)
         connection = self._connect(process, theirs)
         control = WorkerQueues(connection.to_process, connection.to_server, self.world)
-        return TcpWorker(control, ours, spec, self.system)
+        return TcpWorker(control, ours, spec, system=self.system)
 
     def _connect(self, process: Process, stream: VirtualStream | None) -> Connection:
         self.world.touch()

@@ -160,7 +160,7 @@ class StormTcpPeer(TcpPeer):
         stream = self._stream
         if not isinstance(stream, VirtualStream) or self.has_arrived:
             return False
-        return stream.has_news or (bool(self._sender) and stream.can_send)
+        return stream.has_news or (self.has_unsent and stream.can_send)
 
     def move_data(self) -> None:
         """Send and receive what is possible now."""

@@ -8,14 +8,14 @@ does. Only the sockets are simulated: payloads, messages and both ends are the r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.errors import PeerLost
 from paceline.run.net.channel import OUTBOX_BYTES
 from paceline.run.net.data_socket import ByteStream
 from paceline.run.net.in_process import Queue
-from paceline.run.net.tcp_worker import Wishes
+from paceline.run.net.tcp_client import Wishes
 from storm.world import World
 
 __all__ = ["CHUNK_BYTES", "QueueControl", "VirtualStream", "WorkerQueues", "connected_streams"]
@@ -181,16 +181,19 @@ class WorkerQueues(QueueControl):
         """Send a message."""
         self.outbox.put(message)
 
-    def wait(self, stream: ByteStream, wishes: Wishes, timeout_s: float | None) -> bool:
+    def wait(self, wishes: Wishes, timeout_s: float | None) -> bool:
         """Wait until one of the wishes is met, or for this long; return whether it is a message."""
-        assert isinstance(stream, VirtualStream)
 
         def is_met() -> bool:
             return (
                 (wishes.message and self.inbox.has_news())
-                or (wishes.to_receive and stream.has_news)
-                or (wishes.to_send and stream.can_send)
+                or any(one.has_news for one in _virtual(wishes.to_receive))
+                or any(one.can_send for one in _virtual(wishes.to_send))
             )
 
         self._world.wait_for(is_met, timeout_s)
         return wishes.message and self.inbox.has_news()
+
+
+def _virtual(streams: Sequence[ByteStream]) -> list[VirtualStream]:
+    return [one for one in streams if isinstance(one, VirtualStream)]

@@ -37,6 +37,7 @@ PLAIN_OPTIONS = frozenset(
         "restart",
         "checkpoint_every",
         "output",
+        "servers",
         "transport",
         "wire",
         "wire_parameters",
@@ -120,6 +121,7 @@ def _new_run_settings(options: RunOptions) -> Settings:
         spec=RunSpec(**spec),
         patience_s=parse_seconds(options.patience, "patience"),
         grace_s=parse_seconds(options.grace, "grace"),
+        servers=options.servers,
         transport=options.transport,
         wire=options.wire,
         wire_parameters=options.wire_parameters,
@@ -203,7 +205,7 @@ def _warn_about_unused_wire(settings: Settings) -> None:
     """Warn if gradients or parameters should be rounded, but every worker will share memory."""
     named = {"--wire": settings.wire, "--wire-parameters": settings.wire_parameters}
     unused = [name for name, wire in named.items() if wire != "exact"]
-    if unused and settings.transport == "auto":
+    if unused and settings.transport == "auto" and settings.servers == 1:
         have = "has" if len(unused) == 1 else "have"
         print(
             f"note: {join_words(unused)} {have} no effect, because all workers share memory with "

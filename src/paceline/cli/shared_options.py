@@ -18,6 +18,7 @@ __all__ = [
     "Arguments",
     "AsJson",
     "ClipNorm",
+    "ConnectAsServer",
     "Ema",
     "Epochs",
     "Experiments",
@@ -34,6 +35,8 @@ __all__ = [
     "Requeue",
     "Samples",
     "Seed",
+    "ServerNumber",
+    "Servers",
     "SimulatedBatch",
     "SimulatedLate",
     "TlsCa",
@@ -183,6 +186,26 @@ LabOut = Annotated[
     Path, typer.Option(help="The folder for tables, figures and the cache of finished trials.")
 ]
 
+Servers = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="How many servers share the parameters and the traffic. With several, all workers use "
+        "TCP.",
+    ),
+]
+ConnectAsServer = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Instead of starting a run, be another server of the run whose first server has this "
+        "address. Then only --number, --listen, --token-file and the options for TLS count.",
+    ),
+]
+ServerNumber = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --connect: the number of this server, 1 to S-1."),
+]
 Transport = Annotated[
     Literal["auto", "tcp"],
     typer.Option(

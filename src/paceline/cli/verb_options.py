@@ -16,6 +16,7 @@ from paceline.cli.shared_options import (
     Arguments,
     AsJson,
     ClipNorm,
+    ConnectAsServer,
     Ema,
     Epochs,
     Experiments,
@@ -32,6 +33,8 @@ from paceline.cli.shared_options import (
     Requeue,
     Samples,
     Seed,
+    ServerNumber,
+    Servers,
     SimulatedBatch,
     SimulatedLate,
     TlsCa,
@@ -184,6 +187,7 @@ class RunOptions:
             "only if it has used no processor time for this long, or is still in its last turn."
         ),
     ] = "60s"
+    servers: Servers = 1
     transport: Transport = "auto"
     wire: Wire = "exact"
     wire_parameters: WireParameters = "exact"
@@ -252,6 +256,8 @@ class ServeOptions(RunOptions):
             "none; copy it to their hosts. [default: a new one in the folder of the run]"
         ),
     ] = None
+    connect: ConnectAsServer = ""
+    number: ServerNumber = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from paceline.run.launch.run_folder import settings_of
 from paceline.run.prepare_arguments import Prepared
 from paceline.run.saving import make_saves_atomic
 from paceline.run.server.assembly import LocalHost, TrainedObjects, serve_run
+from paceline.run.server.part_host import serve_part
 from paceline.run.settings import Settings
 from paceline.run.step_hooks import call_after_step
 from paceline.run.system import SYSTEM, System
@@ -356,6 +357,9 @@ class ServerRun(Run):
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()
+        if not self._identity.is_head:
+            serve_part(self._identity, gather(prepared.models, prepared.optimizers))
+            raise SystemExit(0)
         settings = _with_samples(settings_of(self._identity.run_dir), prepared.loaders)
         state = gather(prepared.models, prepared.optimizers)
         orders = [order_of(loader) for loader in prepared.loaders]

@@ -20,6 +20,8 @@ __all__ = ["WORKERS_MAX", "Every", "Settings", "WireFormat", "parse_every"]
 
 WORKERS_MAX = 1000  # each is a process of this machine, with a slot for its gradients
 
+SERVERS_MAX = 100
+
 WireFormat = Literal["exact", "bfloat16", "float16"]
 """How numbers in single and double precision travel over TCP: as they are, or rounded."""
 
@@ -80,6 +82,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     grace_s: float = 60.0
     """Kill workers that still run this long after the last update; worker 0 only if it is idle."""
 
+    servers: int = 1
+    """How many servers share the parameters."""
+
     transport: Literal["auto", "tcp"] = "auto"
     """How gradients and parameters move: shared memory where it is possible, or always TCP."""
 
@@ -137,6 +142,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 < self.grace_s < inf:
             raise SpecError(f"grace must be > 0 and finite, got {self.grace_s}")
         parse_every(self.checkpoint_every)
+        if not 1 <= self.servers <= SERVERS_MAX:
+            raise SpecError(f"servers must be between 1 and {SERVERS_MAX}, got {self.servers}")
         self._check_tls()
 
     def _check_tls(self) -> None:

@@ -99,7 +99,7 @@ def loss(tcp, peer):
 
 def reset(worker):
     """Kill a worker's connections as if its process was killed with unread data."""
-    for sock in (worker._control._channel._sock, worker._stream._sock):
+    for sock in (worker._control._channel._sock, worker._links[0].stream._sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
 
@@ -110,7 +110,7 @@ def settle(tcp, *workers):
     for _ in pump(tcp, *workers):
         peers = tcp.connections._connections
         now = [(peer._sender.sent_bytes, peer._receiver.received_bytes) for peer in peers]
-        now += [worker._receiver.received_bytes for worker in workers]
+        now += [worker._links[0].receiver.received_bytes for worker in workers]
         quiet, before = (quiet + 1 if now == before else 0), now
         if quiet == 20:
             return
@@ -307,7 +307,7 @@ def test_peer_that_is_killed_in_the_middle_of_a_payload_is_lost_and_others_go_on
 
 def test_peer_whose_data_connection_alone_is_closed_is_lost(small):
     peer, worker, _ = small.join()
-    worker._stream.close()
+    worker._links[0].stream.close()
     assert loss(small, peer) == "the data connection was closed"
 
 
@@ -324,7 +324,7 @@ def test_messages_before_the_loss_of_the_data_connection_are_received_first(smal
     peer, worker, _ = small.join()
     for number in range(3):
         worker.send(messages.AbandonReport(number, 0.5))
-    worker._stream.close()
+    worker._links[0].stream.close()
     found, reason = receive_all(small, peer)
     assert found == [messages.AbandonReport(number, 0.5) for number in range(3)]
     assert reason == "the data connection was closed"
@@ -346,7 +346,7 @@ def test_gradient_that_is_complete_before_the_loss_is_received_first(large):
     weight(slot).fill_(4.0)
     announced(large, peer, worker).admit()
     for _ in pump(large, worker):
-        if not worker._sender and peer._receiver.received_bytes:
+        if not worker._links[0].sender and peer._receiver.received_bytes:
             break
     worker.close()
     found, _ = receive_all(large, peer)
@@ -409,7 +409,7 @@ def test_peer_that_reads_one_byte_at_a_time_does_not_slow_down_another():
         peer.publish(assign(1), buffer)
         bytes_read = 0
         for _ in pump(tcp, worker):
-            bytes_read += reader._stream.receive_into(memoryview(bytearray(1)))
+            bytes_read += reader._links[0].stream.receive_into(memoryview(bytearray(1)))
             if worker.wait_readable(0.0):
                 break
         assert worker.receive() == assign(1)
@@ -448,7 +448,7 @@ def test_upload_that_does_not_fit_into_memory_breaks_the_protocol(small):
 
 def test_data_that_was_not_asked_for_is_a_loss_with_a_reason(small):
     peer, worker, _ = small.join()
-    worker._sender.add(1, spans_of([torch.zeros(4)]))
+    worker._links[0].sender.add(1, spans_of([torch.zeros(4)]))
     worker.wait_readable(0.0)  # sends it
     assert loss(small, peer) == "payload 1 with a chunk of 16 bytes wasn't expected"
 
@@ -456,7 +456,7 @@ def test_data_that_was_not_asked_for_is_a_loss_with_a_reason(small):
 def test_gradient_that_is_sent_before_its_admission_is_a_loss_with_a_reason(small):
     peer, worker, slot = small.join()
     announced(small, peer, worker)
-    worker._sender.add(1, spans_of([weight(slot)]))
+    worker._links[0].sender.add(1, spans_of([weight(slot)]))
     worker.wait_readable(0.0)
     assert loss(small, peer) == "payload 1 with a chunk of 64 bytes wasn't expected"
 
@@ -465,8 +465,8 @@ def test_nothing_is_received_after_the_rules_were_broken(small):
     """What follows could look like a valid chunk."""
     peer, worker, slot = small.join()
     announced(small, peer, worker).admit()
-    worker._sender.add(7, spans_of([weight(slot)]))
-    worker._sender.add(1, spans_of([torch.full((16,), 9.0)]))
+    worker._links[0].sender.add(7, spans_of([weight(slot)]))
+    worker._links[0].sender.add(1, spans_of([torch.full((16,), 9.0)]))
     worker.wait_readable(0.0)
     for _ in range(3):
         small.connections.wait(0.01)
@@ -477,8 +477,8 @@ def test_nothing_is_received_after_the_rules_were_broken(small):
 def test_gradient_that_the_worker_cancels_by_itself_is_a_loss_with_a_reason(small):
     peer, worker, slot = small.join()
     announced(small, peer, worker).admit()
-    worker._sender.add(1, spans_of([weight(slot)]))
-    worker._sender.cancel(1)
+    worker._links[0].sender.add(1, spans_of([weight(slot)]))
+    worker._links[0].sender.cancel(1)
     worker._announced = None
     worker.wait_readable(0.0)
     assert loss(small, peer) == "the worker cancelled payload 1, which the server wants"

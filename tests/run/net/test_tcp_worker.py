@@ -31,7 +31,7 @@ class Control:
     def send(self, message):
         self.sent.append(message)
 
-    def wait(self, stream, wishes, timeout_s):
+    def wait(self, wishes, timeout_s):
         self.waits.append(timeout_s)
         self.wire.pass_time(wishes, timeout_s)
         return wishes.message and bool(self.arrived)
@@ -87,7 +87,7 @@ class Wire:
         self.later = []  # actions, each while the worker waits
         self.control, self.stream = Control(self), Stream()
         system = System(monotonic=lambda: self.now)
-        self.worker = TcpWorker(self.control, self.stream, spec, system)
+        self.worker = TcpWorker(self.control, self.stream, spec, system=system)
         self._payloads = 0
 
     def pass_time(self, wishes, timeout_s):

@@ -27,7 +27,7 @@ class Control:
     def __init__(self, inbox, outbox):
         self._inbox, self.send = inbox, outbox.append
 
-    def wait(self, stream, wishes, timeout_s):
+    def wait(self, wishes, timeout_s):
         return bool(self._inbox)
 
     def receive_nowait(self):

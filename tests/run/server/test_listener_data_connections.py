@@ -174,7 +174,7 @@ def test_worker_that_shares_memory_has_no_data_connection():
 
 def test_end_of_a_data_connection_is_news_until_it_is_received(tcp):
     peer, worker, _ = tcp.join()
-    worker._stream.close()
+    worker._links[0].stream.close()
     assert tcp.connections.wait(TIMEOUT_S) == [peer]
     assert tcp.connections.wait(0.0) == [peer]
     with pytest.raises(PeerLost, match="the data connection was closed"):

@@ -69,6 +69,7 @@ def test_admitted_worker_is_a_member_and_is_welcomed(lobby):
         averages=True,
         saves=True,
         position=b"here",
+        worker=2,
     )
     assert worker_end.open_slot().slot.parameters[0][0].shape == (2, 3)
 

@@ -17,7 +17,7 @@ from paceline.errors import InternalError
 from paceline.run.tensors import sums
 from paceline.run.tensors.layout import Layout
 from paceline.run.tensors.state_spec import OptimizerSpec, StateSpec, TensorSpec
-from paceline.run.tensors.sums import PendingUpdate, SlotGradient, WeightedSum, square
+from paceline.run.tensors.sums import PendingUpdate, SlotGradient, WeightedSum, combined, square
 from shard_updates import decide
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -96,7 +96,8 @@ def test_average_has_the_decided_weights(dtype, block, monkeypatch):
             for other in needed:
                 total.add_worker(other)
         weights = weights_of([n for _, _, n, _, _ in given], [s for _, _, _, s, _ in given])
-        found, sq_norm = total.average(weights)
+        found, squares = total.average(weights)
+        sq_norm = combined([{0: squares}])
 
         values = torch.tensor([row for _, row, _, _, _ in given], dtype=torch.float64)
         column = torch.tensor(weights, dtype=torch.float64)[:, None]
@@ -144,7 +145,7 @@ def test_single_gradient_is_its_own_average_and_stays_in_its_slot():
     slot = make_slot(layout, [1.0, 2.0, 3.0, 4.0, 5.0])
     total = WeightedSum(flats_of, accumulator=lambda: pytest.fail("no memory is needed"))
     total.give(3, 0, slot, 32)
-    assert total.average([1.0]) == (slot, 55.0)
+    assert total.average([1.0]) == (slot, [[55.0]])
 
 
 def test_single_gradient_with_a_scale_is_scaled_outside_its_slot():
@@ -152,8 +153,8 @@ def test_single_gradient_with_a_scale_is_scaled_outside_its_slot():
     slot = make_slot(layout, [2.0] * SIZE)
     total = WeightedSum(flats_of, lambda: new_views(layout))
     total.give(0, 0, slot, 32 * 0.25)
-    found, sq_norm = total.average([0.25])
-    assert (found.parameters[0][0].tolist(), sq_norm) == ([0.5] * SIZE, SIZE * 0.25)
+    found, squares = total.average([0.25])
+    assert (found.parameters[0][0].tolist(), squares) == ([0.5] * SIZE, [[SIZE * 0.25]])
     assert slot.parameters[0][0].tolist() == [2.0] * SIZE
 
 

@@ -81,6 +81,12 @@ def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
         _exit(code)
 
 
+def _short_name(who: Identity) -> str:
+    if who.worker is not None:
+        return f"w{who.worker}"
+    return f"server{who.server or ''}"
+
+
 def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     die_with(parent)
     adopt_orphans()  # so that the fork server finds what the script leaves behind
@@ -103,7 +109,7 @@ def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     if pipes.listening is not None:
         os.set_inheritable(pipes.listening, False)
         who = replace(who, listening_fd=pipes.listening)
-    set_process_name("server" if who.worker is None else f"w{who.worker}")
+    set_process_name(_short_name(who))
     adopt(who, task.threads)
     sys.argv = [task.script, *task.arguments]
     sys.path[0:1] = [str(Path(task.script).parent)]

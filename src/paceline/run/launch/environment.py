@@ -17,6 +17,7 @@ from paceline.run.net.address import is_loopback
 from paceline.run.net.tls import TlsFiles
 
 __all__ = [
+    "SERVER_LOST",
     "Identity",
     "adopt",
     "check_listening",
@@ -26,6 +27,9 @@ __all__ = [
     "variables",
 ]
 
+SERVER_LOST = 75
+"""Exit code of a head that has lost another server: start it again."""
+
 TOKEN_MIN = 32  # characters; an eavesdropper can try short ones without asking the server
 
 _ROLE = "PACELINE_ROLE"
@@ -34,6 +38,8 @@ _TOKEN_FILE = "PACELINE_TOKEN_FILE"
 _WORKER = "PACELINE_WORKER"
 _RUN_DIR = "PACELINE_RUN_DIR"
 _LISTENING_FD = "PACELINE_LISTENING_FD"
+_SERVER = "PACELINE_SERVER"
+_LISTEN = "PACELINE_LISTEN"
 _TLS = {"cert": "PACELINE_TLS_CERT", "key": "PACELINE_TLS_KEY", "ca": "PACELINE_TLS_CA"}
 _THREADS = "PACELINE_THREADS"
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch
@@ -43,12 +49,19 @@ _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch
 class Identity:
     """One process of a run."""
 
-    address: str  # of the server
+    address: str  # of the server; if there are several, of the head
     token_file: Path
     run_dir: Path
-    worker: int | None  # None: it is the server
+    worker: int | None  # None: it is a server
     listening_fd: int | None = None  # the server's socket; None: it opens one at its address
     tls: TlsFiles | None = None  # for TCP connections; None: they aren't encrypted
+    server: int = 0  # which server it is, if it is one; 0: the head
+    listen: str = "tcp:127.0.0.1:0"  # where a server that isn't the head listens
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the only server, or the first of several."""
+        return self.worker is None and self.server == 0
 
     def token(self) -> str:
         """Read the token of the run; raise SpecError if it can't be read."""
@@ -104,6 +117,8 @@ def variables(who: Identity) -> dict[str, str]:
         found[_WORKER] = str(who.worker)
     if who.listening_fd is not None:
         found[_LISTENING_FD] = str(who.listening_fd)
+    if who.worker is None and who.server:
+        found |= {_SERVER: str(who.server), _LISTEN: who.listen}
     if who.tls is not None:
         paths = {name: getattr(who.tls, field) for field, name in _TLS.items()}
         found |= {name: path for name, path in paths.items() if path}
@@ -112,7 +127,7 @@ def variables(who: Identity) -> dict[str, str]:
 
 def adopt(who: Identity, threads: int) -> None:
     """Give this process an identity, and a number of threads for its tensor operations."""
-    for name in _TLS.values():  # those of the launcher's own environment
+    for name in (*_TLS.values(), _SERVER, _LISTEN):  # those of the launcher's own environment
         os.environ.pop(name, None)
     os.environ.update(variables(who))
     os.environ[_THREADS] = str(threads)
@@ -145,7 +160,11 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         return None
     if role not in ("server", "worker"):
         raise SpecError(f"{_ROLE} must be 'server' or 'worker', got {role!r}")
-    needed = [_ADDRESS, _TOKEN_FILE] + ([_WORKER] if role == "worker" else [_RUN_DIR])
+    server = environ.get(_SERVER, "0") if role == "server" else "0"
+    if not server.isdecimal():
+        raise SpecError(f"{_SERVER} must be the number of a server, got {server!r}")
+    needs_folder = role == "server" and int(server) == 0
+    needed = [_ADDRESS, _TOKEN_FILE] + [_WORKER] * (role == "worker") + [_RUN_DIR] * needs_folder
     missing = [name for name in needed if not environ.get(name)]
     if missing:
         raise SpecError(f"{_ROLE} is {role!r}, but {', '.join(missing)} is not set")
@@ -160,4 +179,13 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     paths = {field: environ.get(name, "") for field, name in _TLS.items()}
     tls = TlsFiles(**paths) if any(paths.values()) else None
     token_file = Path(environ[_TOKEN_FILE])
-    return Identity(environ[_ADDRESS], token_file, run_dir, worker, listening_fd, tls)
+    return Identity(
+        environ[_ADDRESS],
+        token_file,
+        run_dir,
+        worker,
+        listening_fd,
+        tls,
+        int(server),
+        environ.get(_LISTEN, Identity.listen),
+    )

@@ -21,7 +21,7 @@ from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.processes import Child
 from paceline.run.settings import Settings
 
-__all__ = ["Outcome", "of_updates", "outcome"]
+__all__ = ["Outcome", "of_updates", "outcome", "why_no_worker_is_left"]
 
 # Errors whose exit code becomes that of the run, if they end the server or a worker.
 _FROM_SERVER = (SpecError, TraceError, CheckpointError, InternalError)
@@ -93,6 +93,15 @@ def _why_failed(workers: Sequence[Child], code: int, monitor: RunMonitor) -> str
     ended = "reached its goal" if monitor.is_finished else f"ended at update {monitor.end.version}"
     more = f" and {len(failed) - 1} more failed" if len(failed) > 1 else ""
     return f"the run {ended}, but {failed[0].name} {failed[0].exit_text}{more}: exit code {code}"
+
+
+def why_no_worker_is_left(workers: int, failed_alike: bool) -> str:
+    """Return why a run of this many workers has none left."""
+    if workers == 1:
+        return "the only worker is gone"
+    if failed_alike:
+        return "all workers failed in the same way"
+    return "all workers are gone and none will be restarted"
 
 
 def of_updates(settings: Settings) -> str:

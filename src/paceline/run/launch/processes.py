@@ -7,7 +7,7 @@ The supervisor decides which process is started, and when.
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ _CRASHES = (
 
 @dataclass(eq=False)
 class Child:
-    """The server or a worker of a run, across all its restarts."""
+    """A server or a worker of a run, across all its restarts."""
 
     name: str
     who: Identity
@@ -90,7 +90,7 @@ class Processes:
     def start(self, child: Child) -> None:
         """Start a process; raise PacelineError if the OS can't create one."""
         settings = self._settings
-        listening = self._listening if child.who.worker is None else None
+        listening = self._listening if child.who.is_head else None
         task = Task(
             variables=variables(child.who),
             script=settings.script,
@@ -163,9 +163,9 @@ class Processes:
             with suppress(ProcessLookupError):
                 os.kill(child.pid, number)
 
-    def kill(self, spared: Child | None = None) -> None:
+    def kill(self, spared: Collection[Child | None] = ()) -> None:
         """Kill all running processes except `spared`, and say so."""
-        killed = [child for child in self._running.values() if child is not spared]
+        killed = [child for child in self._running.values() if child not in spared]
         self._kill(killed)
         for child in killed:
             if not child.is_killed:

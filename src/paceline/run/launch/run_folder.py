@@ -103,7 +103,7 @@ def is_locked(run_dir: Path) -> bool:
 
 def new_address(settings: Settings) -> str:
     """Return an address for the server of a run on this machine; for TCP, with any free port."""
-    if settings.transport == "tcp":
+    if settings.transport == "tcp" or settings.servers > 1:
         return "tcp:127.0.0.1:0"
     return f"unix:@paceline-{secrets.token_hex(16)}"
 

@@ -16,11 +16,12 @@ from math import inf
 from pathlib import Path
 
 from paceline.errors import PacelineError, PeerLost
-from paceline.run.launch.environment import Identity
+from paceline.run.launch.environment import SERVER_LOST, Identity
 from paceline.run.launch.hang_report import HangReport
 from paceline.run.launch.hangs import EndGrace, ServerWatch, StopLimits
 from paceline.run.launch.monitor import RunMonitor
-from paceline.run.launch.outcome import of_updates, outcome
+from paceline.run.launch.outcome import of_updates, outcome, why_no_worker_is_left
+from paceline.run.launch.part_servers import PartServers
 from paceline.run.launch.processes import Child, Processes
 from paceline.run.launch.restarts import ATTEMPTS_MAX
 from paceline.run.launch.run_folder import mark_finished
@@ -64,6 +65,7 @@ class Supervisor:
         self._end_grace = EndGrace(settings.grace_s, monitor, system)
         self._signals_handled = 0
         self._server: Child | None = None
+        self._others = PartServers(processes, system)
         self._workers: list[Child] = []
         self._unavailable = UnavailableWorkers(monitor, say)
         self._have_workers_started = False
@@ -84,13 +86,14 @@ class Supervisor:
         """
         workers = 0 if workers_elsewhere else self._settings.spec.workers
         cores = len(os.sched_getaffinity(0))
-        threads = max(1, cores // max(1, workers))
         self._server = Child("server", server, cores)
+        self._others.create(server, 1 if workers_elsewhere else self._settings.servers, cores)
         self._workers = [
-            Child(f"worker {worker}", replace(server, worker=worker), threads)
+            Child(f"worker {worker}", replace(server, worker=worker), max(1, cores // workers))
             for worker in range(workers)
         ]
-        self._start_child(self._server)
+        for child in (self._server, *self._others.children):
+            self._start_child(child)
 
     @property
     def is_done(self) -> bool:
@@ -109,6 +112,8 @@ class Supervisor:
         for child in self._processes.take_exited():
             if child is self._server:
                 self._on_server_exited(child)
+            elif child in self._others:
+                self._on_other_server_exited(child)
             else:
                 self._on_worker_exited(child)
         if self._monitor.retry_at is not None and self._now() >= self._monitor.retry_at:
@@ -134,7 +139,7 @@ class Supervisor:
 
     @property
     def _children(self) -> list[Child]:
-        return [*([self._server] if self._server else []), *self._workers]
+        return [*([self._server] if self._server else []), *self._others.children, *self._workers]
 
     @property
     def _is_any_worker_running(self) -> bool:
@@ -191,19 +196,33 @@ class Supervisor:
         has_written = server.code == 0 and self._monitor.was_served
         written = read_end(server.who.run_dir / TRACE) if has_written else None
         self._monitor.on_server_exit(written)
-        self._is_server_lost_late |= server.code < 0 and self._monitor.is_told
-        if server.code < 0 and not server.is_killed and self._may_start(server):
+        is_lost = server.code < 0 or server.code == SERVER_LOST
+        self._is_server_lost_late |= is_lost and self._monitor.is_told
+        if is_lost and not server.is_killed and self._may_start(server):
             self._schedule_restart(server, server.exit_text, self._monitor.version)
             if server.start_at is not None:
                 return  # the workers reconnect when it is back
         elif server.code and not server.is_killed and not self._has_given_up:
             self._say(f"server {server.exit_text}")
         self._stop_restarting()
+        self._processes.kill_silently(self._others.children)
         if self._is_server_lost_late and not self._signals.count:
             return  # the workers know of the end, and exit by themselves
         # The remaining workers were stopped or have lost the server: don't wait long for them.
         has_ended = server.code == 0 and self._monitor.end is not None
         self._kill_at = self._now() + (GRACE_S if has_ended else 1.0)
+
+    def _on_other_server_exited(self, server: Child) -> None:
+        """Restart another server; the head notices its loss, and is restarted as well."""
+        if server.code == 0 or server.is_killed or self._is_ending:
+            return  # the run is over
+        if server.code < 0 and self._may_start(server):
+            self._schedule_restart(server, server.exit_text, self._monitor.version)
+        if server.start_at is None and self._server is not None:
+            self._say(f"{server.name} {server.exit_text}; ending the run")
+            self._has_given_up = True
+            self._stop_restarting()
+            self._processes.signal(self._server, signal.SIGTERM)
 
     def _on_stop_signal(self) -> None:
         """Stop cleanly at the first signal, immediately at the next."""
@@ -229,7 +248,7 @@ class Supervisor:
         if self._signals.count or monitor.end is not None or not self._settings.restart:
             return False
         if monitor.is_over or self._have_all_scripts_ended:
-            return child is self._server
+            return child.who.worker is None
         return not self._is_ending
 
     def _schedule_restart(self, child: Child, why: str, progress: int) -> None:
@@ -311,18 +330,11 @@ class Supervisor:
         has_failed = any(worker.code and not worker.is_killed for worker in self._workers)
         if has_failed and not self._is_ending and not self._monitor.is_over:
             self._has_given_up = True
-            self._say(f"{self._why_no_worker_is_left(alike)}; ending the run")
+            self._say(f"{why_no_worker_is_left(len(self._workers), alike)}; ending the run")
         self._stop_restarting()
         if self._stop_server_at is None:
             self._stop_server_at = self._now() + (READY_S if has_failed else GRACE_S)
             self._stop_idle_server()
-
-    def _why_no_worker_is_left(self, alike: bool) -> str:
-        if len(self._workers) == 1:
-            return "the only worker is gone"
-        if alike:
-            return "all workers failed in the same way"
-        return "all workers are gone and none will be restarted"
 
     def _stop_idle_server(self) -> None:
         """Stop a server that has no workers left; one that is starting gets time to serve first."""
@@ -342,10 +354,12 @@ class Supervisor:
         if self._now() > self._kill_at or self._stop_limits.is_server_overdue(pid):
             self._processes.kill()
         elif self._stop_limits.are_workers_overdue:
-            self._processes.kill(spared=self._server)
+            self._processes.kill(spared=[self._server, *self._others.children])
 
     def _end_hung_server(self) -> None:
         """Kill a server that has hung; unless the run is stopped, the next one continues."""
+        for child in self._others.end_frozen():
+            self._say(f"{child.name} was stopped (SIGSTOP); killing it")
         if self._server is None or self._server.pid is None:
             return
         if why := self._server_watch.why_hung(self._server.pid):

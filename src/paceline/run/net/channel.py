@@ -92,6 +92,12 @@ class FrameBuffer(bytearray):
         del self[:end]
         return body
 
+    def missing(self) -> int:
+        """Return how many bytes to receive next, at least, to complete the next frame."""
+        if len(self) < _LENGTH.size:
+            return _LENGTH.size - len(self)
+        return int(_LENGTH.size + _LENGTH.unpack_from(self)[0]) - len(self)
+
 
 class _Unsent(NamedTuple):
     """The rest of a message that the socket didn't take, and the descriptors that go with it."""
@@ -204,6 +210,19 @@ class Channel(Generic[T]):
         """Wait for the next message; raises PeerLost when the peer is gone."""
         while not self._frames or (body := self._frames.next_body()) is None:
             self._read()
+        return self._decode(body)
+
+    def receive_last(self) -> T:
+        """Wait for the next message, and receive nothing behind it; call `detach` then."""
+        while (body := self._frames.next_body()) is None:
+            space = memoryview(bytearray(self._frames.missing()))
+            try:
+                count = self._sock.recv_into(space)  # `recv` of TLS may return more
+            except OSError as error:
+                raise self._failure(error) from None
+            if not count:
+                raise PeerLost("the connection was closed")
+            self._frames += space[:count]
         return self._decode(body)
 
     def receive_nowait(self) -> Iterator[T]:

@@ -155,7 +155,7 @@ def connect_data(
     """Open the data connection of a session; raises PeerLost or ProtocolError as `connect` does."""
     channel = _connect(address, Authenticator(address, token, session), timeout_s, tls)
     try:
-        _check_attached(address, channel.receive())
+        _check_attached(address, channel.receive_last())
         return channel.detach()
     except BaseException:
         channel.close()

@@ -72,8 +72,8 @@ class PlainMemory:
 class InProcessStore:
     """The server's memory."""
 
-    def __init__(self, spec: StateSpec) -> None:
-        self.layout = Layout.of(spec)
+    def __init__(self, spec: StateSpec, layout: Layout | None = None) -> None:
+        self.layout = layout or Layout.of(spec)
         self.size_bytes = self.layout.size
         self.buffers: list[ParameterBuffer] = []
         section, size = lay_out_constants(spec)

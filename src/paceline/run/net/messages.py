@@ -27,7 +27,7 @@ Theory of operation
     WorkerUnavailable(worker)       ->                                 it won't be restarted
 
     The module `connection_messages` has the messages of the handshake, and those that a transport
-    sends for its own use and handles itself.
+    sends for its own use and handles itself; `server_messages` has those between servers.
 
 Every message is a frozen value whose fields are validated when it is decoded. Bytes that aren't
 exactly one message of the expected sender raise `ProtocolError`, and nothing else. No sockets, no
@@ -56,6 +56,7 @@ from paceline.run.net.connection_messages import (
     SlotShared,
     StopPayload,
 )
+from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
 from paceline.run.settings import WireFormat
 from paceline.run.tensors.state_spec import (
     LARGEST,
@@ -109,7 +110,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
@@ -141,6 +142,9 @@ class Welcome(Message, tag=5, frozen=True):
     shares: Count = 1  # into which an epoch is divided; late workers' gradients don't count
     wire: WireFormat = "exact"  # how to send gradients, if memory isn't shared
     wire_parameters: WireFormat = "exact"  # how parameters are sent, if memory isn't shared
+    worker: WorkerNumber = 0
+    servers: tuple[Text, ...] = ()  # the addresses of the other servers, which have their parts
+    is_split: tuple[bool, ...] = ()  # whether they share the parameters of each optimizer
 
 
 class FateNotice(MessagePart, frozen=True):
@@ -337,6 +341,7 @@ FromWorker = (
     | ScriptEnded
     | LeaseRequest
     | BatchesReturned
+    | FromOtherServer
 )
 FromServer = (
     Challenge
@@ -354,6 +359,7 @@ FromServer = (
     | SendPayload
     | StopPayload
     | DataAttached
+    | ToOtherServer
 )
 
 

@@ -28,7 +28,7 @@ from paceline.run.net.messages import (
     StateUpload,
     Welcome,
 )
-from paceline.run.net.transport import Moved, OpenedSlot
+from paceline.run.net.transport import NOTHING_MOVED, Moved, OpenedSlot
 from paceline.run.tensors.layout import Layout, Views, lay_out_constants, tensors
 from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_packing import pack, unpack
@@ -37,14 +37,12 @@ from paceline.run.tensors.version_buffers import ParameterBuffer
 
 __all__ = ["SharedMemoryPeer", "SharedMemoryStore", "SharedMemoryWorker"]
 
-NOTHING_MOVED = Moved()
-
 
 class SharedMemoryStore:
     """The server's memory that workers map."""
 
-    def __init__(self, spec: StateSpec) -> None:
-        self.layout = Layout.of(spec)
+    def __init__(self, spec: StateSpec, layout: Layout | None = None) -> None:
+        self.layout = layout or Layout.of(spec)
         self.size_bytes = self.layout.size
         self._buffer_fds: list[int] = []
         self._is_closed = False

@@ -11,7 +11,7 @@ connections.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PeerLost, ProtocolError, SpecError
-from paceline.run.net.data_socket import ByteStream, receive_payloads, send_payloads
+from paceline.run.net.data_peer import DataPeer
 from paceline.run.net.messages import (
     Assignment,
     CancelTurn,
@@ -33,15 +33,22 @@ from paceline.run.net.messages import (
     StopPayload,
     Welcome,
 )
-from paceline.run.net.payload_stream import Arrival, PayloadReceiver, PayloadSender, Span
-from paceline.run.net.transport import Announcement, Moved
+from paceline.run.net.payload_stream import Span
+from paceline.run.net.transport import NOTHING_MOVED, Announcement, Moved
 from paceline.run.net.wire_format import codec_for
 from paceline.run.tensors.layout import Views, flat
 from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_packing import pack, unpack
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
 
-__all__ = ["TcpPeer", "spans_of", "spans_of_answer", "spans_of_version"]
+__all__ = [
+    "NO_OTHERS",
+    "Relay",
+    "TcpPeer",
+    "spans_of",
+    "spans_of_answer",
+    "spans_of_version",
+]
 
 
 class ControlEnd(Protocol):
@@ -83,77 +90,119 @@ def spans_of_answer(views: Views, message: Assignment | RunEnded) -> list[Span]:
     return spans_of_version(views, message.optimizer)
 
 
-class TcpPeer:
+class Relay(Protocol):
+    """Has the other servers of a run do their part of what the head's end to a worker does."""
+
+    def open(self, peer: "TcpPeer", session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
+        """Expect data connections of this session.
+
+        Returns the number of the peer in later calls, and the welcome with the servers' addresses.
+        """
+
+    def publish(self, peer: int, payload: int, message: Assignment | RunEnded) -> None:
+        """Send their parts of a version."""
+
+    def stop(self, peer: int, payload: int) -> None:
+        """Send nothing more of them."""
+
+    def expect(self, peer: int, payload: int, optimizer: int) -> int:
+        """Receive their parts of a gradient; return how many there are.
+
+        `part_arrived` of the peer is called for each.
+        """
+
+    def skip(self, peer: int, payload: int) -> None:
+        """Don't receive their parts of a gradient any more."""
+
+    def close(self, peer: int) -> None:
+        """Close the data connections of a peer."""
+
+
+class _NoOthers:
+    """The only server of a run has everything."""
+
+    def open(self, peer: "TcpPeer", session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
+        del peer, session
+        return 0, welcome
+
+    def publish(self, peer: int, payload: int, message: Assignment | RunEnded) -> None: ...
+
+    def stop(self, peer: int, payload: int) -> None: ...
+
+    def expect(self, peer: int, payload: int, optimizer: int) -> int:
+        del peer, payload, optimizer
+        return 0
+
+    def skip(self, peer: int, payload: int) -> None: ...
+
+    def close(self, peer: int) -> None: ...
+
+
+NO_OTHERS = _NoOthers()
+
+
+class TcpPeer(DataPeer):
     """The server's end of the transport to one worker."""
 
     pid: int | None = None  # the worker may be on another host
 
-    def __init__(self, control: ControlEnd, store: BufferStore) -> None:
+    def __init__(
+        self,
+        control: ControlEnd,
+        store: BufferStore,
+        session: bytes = b"",
+        others: Relay = NO_OTHERS,
+    ) -> None:
+        """`session`: of the control connection. `others`: the other servers of the run."""
+        super().__init__()
         self._control = control
         self._store = store
-        self._stream: ByteStream | None = None  # not None iff the data connection is attached
-        self._sender = PayloadSender()
-        self._receiver = PayloadReceiver()
+        self._session = session
+        self._others = others
+        self._number = 0  # of this peer at the other servers
         self._sent = count(1)  # numbers of payloads to the worker
         self._announced = 0  # payloads from the worker so far
         self._awaited = 0  # the last of them, until it is here or withdrawn; 0: none
+        self._parts_left = 0  # of the awaited payload, on all servers
         self._version_payload: tuple[int, int] | None = None  # of which turn, and its number
         self._slot: Views | None = None  # not None iff the worker was welcomed
         self._incoming: FromWorker | None = None  # the message whose payload is being received
         self._uploaded = -1  # descriptor of an uploaded state that wasn't read; -1: none
         self._arrived: deque[FromWorker] = deque()  # messages whose payload is complete
-        self._lost_by = ""  # why the data connection is gone
-        self._moved = Moved()
-        self.on_blocked: Callable[[], None] = lambda: None
-        """Called when there is something to send: the owner calls `send_data` when it can."""
 
     # -------------------------------------------------------------------------- data connection
-
-    def attach(self, stream: ByteStream) -> None:
-        """Use this data connection, which has proved that it belongs to the session."""
-        self._stream = stream
-
-    def send_data(self) -> bool:
-        """Send what the data connection takes; return whether something is left to send."""
-        if self._stream is not None and not self._lost_by:
-            try:
-                send_payloads(self._stream, self._sender)
-            except PeerLost as error:
-                self._lost_by = str(error)
-        return bool(self._sender) and not self._lost_by
 
     @property
     def has_arrived(self) -> bool:
         """Whether `receive_nowait` has something that came over the data connection."""
-        return bool(self._arrived or self._lost_by)
+        return bool(self._arrived) or super().has_arrived
 
-    def receive_data(self) -> None:
-        """Receive what has arrived on the data connection."""
-        assert self._stream is not None
-        if self._lost_by:
+    def _on_arrival(self, payload: int) -> None:
+        self.part_arrived(payload)
+
+    def part_arrived(self, payload: int, moved: Moved = NOTHING_MOVED) -> None:
+        """Note that one server has received its part of a payload.
+
+        `moved`: what it has moved since it reported the last time, if it is another server.
+        """
+        self._moved = Moved(
+            self._moved.to_worker - moved.to_worker, self._moved.to_server - moved.to_server
+        )
+        if payload != self._awaited:  # it was withdrawn meanwhile
             return
-        try:
-            for arrival in receive_payloads(self._stream, self._receiver):
-                self._on_arrival(arrival)
-        except (PeerLost, ProtocolError) as error:
-            self._lost_by = str(error)
+        self._parts_left -= 1
+        if not self._parts_left:
+            if self._incoming is not None:
+                self._arrived.append(self._incoming)
+            self._incoming, self._awaited = None, 0
+            self.on_changed()
 
-    def _on_arrival(self, arrival: Arrival) -> None:
-        if not arrival.is_complete:  # the server never asked the worker to stop
-            raise ProtocolError(
-                f"the worker cancelled payload {arrival.number}, which the server wants"
-            )
-        if self._incoming is not None:
-            self._arrived.append(self._incoming)
-        self._incoming, self._awaited = None, 0
-
-    def _send_payload(self, spans: list[Span]) -> int:
+    def _send_next(self, spans: list[Span]) -> int:
+        """Send a payload; return its number."""
         if self._stream is None:
             raise PeerLost("it has no data connection")
         number = next(self._sent)
-        self._sender.add(number, spans)
-        if self.send_data():
-            self.on_blocked()
+        self._send_payload(number, spans)
         return number
 
     # -------------------------------------------------------------------------------- messages
@@ -192,29 +241,27 @@ class TcpPeer:
         """Tell the worker that this turn won't count, and stop sending it the version."""
         self._control.send(CancelTurn(turn))
         if self._version_payload is not None and self._version_payload[0] == turn:
-            self._sender.cancel(self._version_payload[1])
-
-    def take_moved(self) -> Moved:
-        """Return how many bytes were moved since the last call."""
-        now = Moved(self._sender.sent_bytes, self._receiver.received_bytes)
-        before, self._moved = self._moved, now
-        return Moved(now.to_worker - before.to_worker, now.to_server - before.to_server)
+            number = self._version_payload[1]
+            self._sender.cancel(number)
+            self._others.stop(self._number, number)
 
     def open_slot(self, welcome: Welcome) -> Views:
         """Welcome the worker and make a slot for it; raises SpecError if there is no memory."""
         self._slot = self._store.new_accumulator()
         self._sender.codec = codec_for(welcome.wire_parameters)
         self._receiver.codec = codec_for(welcome.wire)
+        self._number, welcome = self._others.open(self, self._session, welcome)
         self._control.send(welcome)
         constants = spans_of(self._store.constants)
         if constants:
-            self._send_payload(constants)
+            self._send_next(constants)
         return self._slot
 
     def publish(self, message: Assignment | RunEnded, buffer: ParameterBuffer) -> None:
         """Send the message and the version in this buffer."""
         self._control.send(message)
-        number = self._send_payload(spans_of_answer(buffer.views, message))
+        number = self._send_next(spans_of_answer(buffer.views, message))
+        self._others.publish(self._number, number, message)
         if isinstance(message, Assignment):
             self._version_payload = message.turn, number
 
@@ -223,6 +270,7 @@ class TcpPeer:
         assert self._slot is not None
         self._receiver.expect(payload, spans_of_version(self._slot, report.optimizer))
         self._incoming = report
+        self._parts_left = 1 + self._others.expect(self._number, payload, report.optimizer)
         self._control.send(SendPayload(payload))
 
     def _stop(self, report: GradientReport, payload: int) -> None:
@@ -231,6 +279,7 @@ class TcpPeer:
             self._arrived.remove(report)
         self._receiver.skip()
         self._incoming, self._awaited = None, 0
+        self._others.skip(self._number, payload)
         self._control.send(StopPayload(payload))
 
     def delivered(self, report: GradientReport) -> Views:
@@ -249,7 +298,7 @@ class TcpPeer:
             os.close(fd)
         data = region.tensor(torch.uint8, region.size, 0)
         self._control.send(StateReply(len(tree), region.size))
-        self._send_payload([Span(memoryview(tree)), *spans_of([data])])
+        self._send_next([Span(memoryview(tree)), *spans_of([data])])
 
     def _await_upload(self, message: StateUpload, payload: int) -> None:
         try:
@@ -260,7 +309,7 @@ class TcpPeer:
         self._uploaded = fd
         data = region.tensor(torch.uint8, region.size, 0)
         self._receiver.expect(payload, spans_of([data]))
-        self._incoming = message
+        self._incoming, self._parts_left = message, 1
         self._control.send(SendPayload(payload))
 
     def receive_state(self, upload: StateUpload) -> Any:
@@ -281,5 +330,7 @@ class TcpPeer:
         """Close both connections."""
         self._control.close()
         self._forget_upload()
-        if self._stream is not None:
-            self._stream.close()
+        super().close()
+        if self._slot is not None:
+            self._others.close(self._number)
+            self._slot = None

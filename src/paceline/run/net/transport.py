@@ -31,7 +31,7 @@ The server's calls never block: what can't be sent immediately waits in a bounde
 that stops reading counts as lost.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -52,6 +52,7 @@ from paceline.run.tensors.layout import Views
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
 
 __all__ = [
+    "NOTHING_MOVED",
     "Announcement",
     "Connections",
     "Moved",
@@ -75,6 +76,9 @@ class Moved(NamedTuple):
 
     to_worker: int = 0
     to_server: int = 0
+
+
+NOTHING_MOVED = Moved()
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +198,9 @@ class Connections(Protocol):
 
 class ServerConnections(Connections, Protocol):
     """Connections of a server process, which signals can stop."""
+
+    def wait_among(self, peers: Sequence[Any], timeout_s: float) -> None:
+        """Wait until one of these peers has news, or for this long; only their data is moved."""
 
     def stop_on(self, *signals: int) -> None:
         """Let these signals set `stop_wanted` and wake up `wait`."""

@@ -22,30 +22,32 @@ from paceline.run.launch.environment import Identity, check_listening
 from paceline.run.launch.run_folder import commit_spec, is_resumed
 from paceline.run.net.address import is_tcp, listen, listen_on, local_twin
 from paceline.run.net.channel import Channel
+from paceline.run.net.server_messages import ServerWelcome
 from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
-from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.tcp import NO_OTHERS, TcpPeer
 from paceline.run.net.tls import server_context
 from paceline.run.net.transport import PeerEnd, ServerConnections, TensorStore
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.cores import available_cores
 from paceline.run.server.export_weights import write_weights
+from paceline.run.server.head_shard import HeadShard
 from paceline.run.server.listener import Listener
+from paceline.run.server.other_servers import OtherServers
 from paceline.run.server.recorder import Mark, Recorder
 from paceline.run.server.server import Server
 from paceline.run.settings import Settings, parse_every
 from paceline.run.system import System
 from paceline.run.tensors.finite_check import first_spoiled
 from paceline.run.tensors.group_options import ignored_changes
-from paceline.run.tensors.layout import TrainingState
-from paceline.run.tensors.shard import Shard
+from paceline.run.tensors.layout import Layout, TrainingState
+from paceline.run.tensors.optimizer_parts import can_split
+from paceline.run.tensors.partition import partition
+from paceline.run.tensors.shard import Shard, limit_threads
 from paceline.run.tensors.state_spec import StateSpec
 from paceline.trace.schema import EPOCH_SAMPLES, Header
 
 __all__ = ["LocalHost", "ServerHost", "TrainedObjects", "serve_run"]
-
-# Below this, waiting for a second thread on a busy machine costs more than it saves (measured).
-WORTH_THREADS_BYTES = 32 * 2**20
 
 _say = partial(print, flush=True)
 
@@ -63,10 +65,10 @@ class TrainedObjects:
 class ServerHost(Protocol):
     """Where a server runs: its memory, and how workers reach it."""
 
-    def new_store(self, spec: StateSpec) -> TensorStore:
-        """Return memory for tensors of this kind."""
+    def new_store(self, spec: StateSpec, layout: Layout | None = None) -> TensorStore:
+        """Return memory for tensors of this kind; `layout`: if it isn't the usual one."""
 
-    def listen(self, store: Any) -> ServerConnections:
+    def listen(self, store: Any, others: OtherServers | None) -> ServerConnections:
         """Accept connections; raises SpecError if that is impossible."""
 
 
@@ -82,15 +84,17 @@ class LocalHost:
         self._listening_fd = identity.listening_fd
         self._shares = transport == "auto"
 
-    def new_store(self, spec: StateSpec) -> SharedMemoryStore:
+    def new_store(self, spec: StateSpec, layout: Layout | None = None) -> SharedMemoryStore:
         """Return memory that workers can map."""
-        return SharedMemoryStore(spec)
+        return SharedMemoryStore(spec, layout)
 
-    def listen(self, store: SharedMemoryStore) -> Listener:
+    def listen(self, store: SharedMemoryStore, others: OtherServers | None) -> Listener:
         """Listen at the address of the run, with the launcher's socket if it has given us one."""
 
         def open_peer(channel: Channel[Any]) -> PeerEnd:
-            return SharedMemoryPeer(channel, store) if channel.is_local else TcpPeer(channel, store)
+            if channel.is_local:
+                return SharedMemoryPeer(channel, store)
+            return TcpPeer(channel, store, channel.session, others or NO_OTHERS)
 
         check_listening(self._address, self._token_file)
         tls = None if self._tls is None else server_context(self._tls)
@@ -98,7 +102,7 @@ class LocalHost:
             listening = [listen(self._address)]
         else:
             listening = [listen_on(socket.socket(fileno=self._listening_fd))]
-        if is_tcp(self._address) and self._shares:
+        if is_tcp(self._address) and self._shares and others is None:
             listening.append(listen(local_twin(self._address, self._token)))
         return Listener(listening, self._token, open_peer, _say, tls=tls)
 
@@ -106,29 +110,63 @@ class LocalHost:
 def serve_run(run_dir: Path, settings: Settings, trained: TrainedObjects, host: ServerHost) -> str:
     """Serve a run to its end; return why it failed, "" if it didn't.
 
-    It continues from the newest checkpoint in the run's folder, if there is one.
+    It continues from the newest checkpoint in the run's folder, if there is one. Raises ServerLost
+    if another server of the run is gone.
     """
-    store = host.new_store(trained.state.spec)
     policy = settings.parse_policy()
-    shard = Shard(
-        trained.state,
-        trained.schedulers,
-        store,
-        versions_kept=policy.versions_kept,
-        ema=settings.ema,
-        # Rules with a barrier promise gradients of one version.
-        apart=isinstance(policy, Free),
-    )
-    if shard.size_bytes < WORTH_THREADS_BYTES:
-        torch.set_num_threads(1)
+    state, versions_kept = trained.state, policy.versions_kept
+    is_apart = isinstance(policy, Free)  # rules with a barrier promise gradients of one version
+    others = _other_servers(settings, state, versions_kept, is_apart)
+    shard: Shard
+    if others is None:
+        store = host.new_store(state.spec)
+        shard = Shard(
+            state,
+            trained.schedulers,
+            store,
+            versions_kept=versions_kept,
+            ema=settings.ema,
+            apart=is_apart,
+        )
+    else:
+        store = host.new_store(others.parts[0].spec, others.parts[0].layout)
+        shard = HeadShard(state, trained.schedulers, store, others)
+    limit_threads(Layout.of(state.spec).size)
     # Listen before touching any file: if another server is there, nothing in the folder is ours.
-    connections = host.listen(store)
+    connections = host.listen(store, others)
+    if others is not None:
+        others.connections = connections
     try:
-        server = _make_server(run_dir, settings, shard, trained, connections)
+        server = _make_server(run_dir, settings, shard, trained, connections, others)
     except BaseException:
         connections.shut_down()
         raise
     return server.serve()
+
+
+def _other_servers(
+    settings: Settings, whole: TrainingState, versions_kept: int, is_apart: bool
+) -> OtherServers | None:
+    """Return the other servers of the run, which haven't joined yet; None: it has only one."""
+    if settings.servers == 1:
+        return None
+    is_split = tuple(map(can_split, whole.optimizers))
+    for number, optimizer in enumerate(whole.optimizers):
+        if not is_split[number]:
+            _say(
+                f"optimizer {number} ({type(optimizer).__qualname__}) isn't known to work element "
+                "by element, so server 0 has all of its parameters"
+            )
+    parts = partition(whole.spec, settings.servers, is_split)
+    welcome = ServerWelcome(
+        settings.servers,
+        settings.ema,
+        versions_kept,
+        is_apart,
+        settings.wire,
+        settings.wire_parameters,
+    )
+    return OtherServers(whole, parts, is_split, welcome)
 
 
 def _make_server(
@@ -137,6 +175,7 @@ def _make_server(
     shard: Shard,
     trained: TrainedObjects,
     connections: ServerConnections,
+    others: OtherServers | None,
 ) -> Server:
     """Return a server of the run in this folder, which it begins or continues."""
     policy, system = settings.parse_policy(), connections.system
@@ -167,6 +206,8 @@ def _make_server(
     decider = Decider(policy, settings.spec, origin)
     decider.leases = book
     server = Server(settings, decider, shard, connections, recorder, checkpointer)
+    if others is not None:
+        server.expect_servers(others)
     server.expect_launcher()
     if saved is not None:
         server.restore(saved)
@@ -180,7 +221,8 @@ def _about(book: LeaseBook, settings: Settings) -> dict[str, str]:
     epoch = {} if samples is None else {EPOCH_SAMPLES: str(samples)}
     wires = {"wire": settings.wire, "wire_parameters": settings.wire_parameters}
     rounded = {name: wire for name, wire in wires.items() if wire != "exact"}
-    return {"torch": str(torch.__version__), **epoch, **rounded}
+    servers = {} if settings.servers == 1 else {"servers": str(settings.servers)}
+    return {"torch": str(torch.__version__), **epoch, **rounded, **servers}
 
 
 def _open_recorder(

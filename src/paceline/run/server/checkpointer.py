@@ -210,6 +210,10 @@ class Checkpointer:
         elif self._early is None and waited_s > max(EARLY_S, EARLY_FACTOR * self._usual_s):
             self._write_early()  # the process may be killed at any time
 
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        self._archive.wait()
+
     def finish(self) -> None:
         """Write what isn't written yet, and wait until it is; `failure` says why if that fails."""
         self._archive.wait()

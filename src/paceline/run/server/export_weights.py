@@ -23,34 +23,35 @@ def write_weights(
     One model is weights.pt, several are weights-0.pt and so on. Raises OSError, and anything that
     a script's model raises.
     """
-    state, views, average = shard.state, shard.newest.views, shard.average
-    for own, values in ((state.buffers, views.buffers), (state.counters, views.counters)):
+    state, saved = shard.whole, shard.state_dict()
+    for own, values in ((state.buffers, saved["buffers"]), (state.counters, saved["counters"])):
         for buffer, value in zip(own, values, strict=True):
             buffer.data = value
     for number, model in enumerate(models):
         name = "weights" if len(models) == 1 else f"weights-{number}"
-        _write(folder / f"{name}.pt", model, disk)
-        if average is not None:
-            with _Averaged(state, average):
+        with _Holding(state, saved["parameters"]):
+            _write(folder / f"{name}.pt", model, disk)
+        if saved["average"] is not None:
+            with _Holding(state, saved["average"]):
                 _write(folder / f"{name}-averaged.pt", model, disk)
 
 
-class _Averaged:
-    """Context in which the parameters hold their moving average."""
+class _Holding:
+    """Context in which the parameters hold these values; a server may have only a part of them."""
 
-    def __init__(self, state: TrainingState, average: list[list[Tensor]]) -> None:
-        self._pairs = [
-            (parameter, parameter.data, mean)
-            for own, means in zip(state.parameters, average, strict=True)
-            for parameter, mean in zip(own, means, strict=True)
+    def __init__(self, state: TrainingState, values: list[list[Tensor]]) -> None:
+        self._triples = [
+            (parameter, parameter.data, value)
+            for own, others in zip(state.parameters, values, strict=True)
+            for parameter, value in zip(own, others, strict=True)
         ]
 
     def __enter__(self) -> None:
-        for parameter, _, mean in self._pairs:
-            parameter.data = mean.to(parameter.dtype)
+        for parameter, _, value in self._triples:
+            parameter.data = value.to(parameter.dtype)
 
     def __exit__(self, *error: object) -> None:
-        for parameter, before, _ in self._pairs:
+        for parameter, before, _ in self._triples:
             parameter.data = before
 
 

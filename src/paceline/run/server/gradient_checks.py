@@ -13,7 +13,7 @@ CATCHING_UP = 10  # turns; the iteration of a GAN has fewer steps
 
 def check_gradient(decider: Decider, shard: Shard, worker: int, report: GradientReport) -> None:
     """Raise ProtocolError if the report names a parameter or turn that can't be."""
-    if report.unused and max(report.unused) >= len(shard.state.parameters[report.optimizer]):
+    if report.unused and max(report.unused) >= len(shard.whole.parameters[report.optimizer]):
         raise ProtocolError(f"there is no parameter {max(report.unused)}")
     if report.cancelled and decider.would_accept(worker):
         raise ProtocolError(f"turn {report.turn} was not cancelled")

@@ -20,12 +20,15 @@ from types import FrameType
 from typing import Any
 
 from paceline.errors import PeerLost, ProtocolError
-from paceline.run.net.channel import Channel
+from paceline.run.net.channel import Channel, wait_ready
+from paceline.run.net.data_peer import DataPeer
 from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.messages import DataAttached, Refused, decode_worker
 from paceline.run.net.tcp import TcpPeer
 from paceline.run.net.transport import PeerEnd
+from paceline.run.server.data_connections import DataConnections, DataKey
 from paceline.run.server.refusals import Refusals
+from paceline.run.server.stranger_watch import StrangerWatch
 from paceline.run.server.strangers import Authenticated, Strangers
 from paceline.run.system import SYSTEM, System
 
@@ -41,14 +44,6 @@ class _Connection:
     channel: Channel[Any]
     session: bytes
     peer: PeerEnd | None = None  # None: it was closed
-    data: DataSocket | None = None  # the data connection of its session
-
-
-@dataclass(eq=False)
-class _DataKey:
-    """What the selector knows about a data connection."""
-
-    owner: _Connection
 
 
 class Listener:
@@ -72,14 +67,12 @@ class Listener:
         self._refusals = Refusals(report)
         self._selector = selectors.DefaultSelector()
         self._strangers = Strangers(listening, token, self._refusals, self._now, tls)
-        self._selector.register(self._strangers, _READ)
-        self._is_paused = False  # strangers have to wait
+        self._watch = StrangerWatch(self._selector, self._strangers)
         self._connections: dict[PeerEnd, _Connection] = {}
         self._sessions: dict[bytes, _Connection] = {}  # that may have a data connection
         self._blocked: set[_Connection] = set()  # their outboxes aren't empty
-        self._sending: set[_Connection] = set()  # their data connections have something to send
-        self._unread: set[_Connection] = set()  # their data connections hold bytes, see `TlsSocket`
-        self._arrived: list[_Connection] = []  # of which `wait` has reported news, see below
+        self._data = DataConnections(self._selector)
+        self._arrived: list[PeerEnd] = []  # of which `wait` has reported news, see below
         self.stop_wanted = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -102,43 +95,44 @@ class Listener:
     def wait(self, timeout_s: float | None) -> list[PeerEnd]:
         """Wait until a peer has news, or for this long; return the peers that do."""
         self._watch_blocked()
-        ready = self._arrived = [c for c in self._arrived if _has_arrived(c)]
-        for owner in self._take_unread():
-            if self._move_data(owner, _READ) and owner not in ready:
-                ready.append(owner)
+        # The selector reports a message until it is read, but data only when it arrives. So this
+        # also looks at the peers that it has reported before, in case they have not been read.
+        ready = self._arrived = [peer for peer in self._arrived if _has_arrived(peer)]
+        for data_peer in [*self._data.update(), *self._data.move_unread()]:
+            _add_arrived(ready, data_peer)
         are_strangers_ready = False
-        for key, events in self._selector.select(self._timeout_s(ready, timeout_s)):
+        timeout_s = self._watch.timeout_s(timeout_s)
+        if ready or self._data.has_unread:
+            timeout_s = 0
+        for key, events in self._selector.select(timeout_s):
             if isinstance(key.data, _Connection):
                 is_broken = bool(events & _WRITE) and not self._flush(key.data)
-                if (events & _READ or is_broken) and key.data not in ready:
-                    ready.append(key.data)
-            elif isinstance(key.data, _DataKey):
-                owner = key.data.owner
-                if self._move_data(owner, events) and owner not in ready:
-                    ready.append(owner)
+                peer = key.data.peer
+                if (events & _READ or is_broken) and peer is not None and peer not in ready:
+                    ready.append(peer)
+            elif isinstance(key.data, DataKey):
+                _add_arrived(ready, self._data.move(key.data, events))
             elif key.fileobj is self._woken:
                 self._woken.recv(4096)
             else:
                 are_strangers_ready = True
-        if are_strangers_ready or (not self._is_paused and self._strangers.due_s() == 0):
+        if are_strangers_ready or self._watch.is_due():
             self._serve_strangers(ready)
-        return [connection.peer for connection in ready if connection.peer is not None]
+        return list(ready)
 
-    def _timeout_s(self, ready: list[_Connection], timeout_s: float | None) -> float | None:
-        """Return how long to wait for an event."""
-        pause_s = self._strangers.pause_s()
-        self._pause_strangers(pause_s > 0)
-        if ready or self._unread:
-            return 0
-        limits = timeout_s, pause_s if self._is_paused else self._strangers.due_s()
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    def _pause_strangers(self, is_paused: bool) -> None:
-        if is_paused and not self._is_paused:
-            self._selector.unregister(self._strangers)
-        elif self._is_paused and not is_paused:
-            self._selector.register(self._strangers, _READ)
-        self._is_paused = is_paused
+    def wait_among(self, peers: Sequence[TcpPeer], timeout_s: float) -> None:
+        """Wait until one of these has news, or for this long; only their data is moved."""
+        channels = [self._connections[peer].channel for peer in peers]
+        reads = [channel.fileno() for channel in channels]
+        writes = [channel.fileno() for channel in channels if not channel.flush()]
+        for peer in peers:
+            data = self._data.descriptor(peer)
+            reads.append(data)
+            writes += [data] * peer.has_unsent
+        wait_ready(reads, writes, timeout_s)
+        for peer in peers:
+            peer.send_data()
+            peer.receive_data()
 
     def close(self, peer: PeerEnd, reason: str = "") -> None:
         """Close a connection; if there is a reason, send it first."""
@@ -166,10 +160,6 @@ class Listener:
             with suppress(KeyError, ValueError):  # it was closed meanwhile
                 self._selector.modify(connection.channel, _READ | _WRITE, connection)
         self._blocked.clear()
-        for connection in self._sending:
-            if connection.data is not None:
-                self._selector.modify(connection.data, _READ | _WRITE, _DataKey(connection))
-        self._sending.clear()
 
     def _flush(self, connection: _Connection) -> bool:
         """Send what was blocked; return False if the connection broke: receiving tells why."""
@@ -180,29 +170,9 @@ class Listener:
             return False
         return True
 
-    # The selector reports a message until it is read, but data only when it arrives. So `wait` also
-    # looks at the connections that it has reported before, in case they have not been read.
-
-    def _move_data(self, owner: _Connection, events: int) -> bool:
-        """Let a peer send and receive data; return whether it has news."""
-        peer, data = owner.peer, owner.data
-        if not isinstance(peer, TcpPeer) or data is None:
-            return False
-        if events & _WRITE and not peer.send_data():
-            self._selector.modify(data, _READ, _DataKey(owner))
-        if events & _READ:
-            peer.receive_data()
-            if data.has_unread():
-                self._unread.add(owner)
-        return peer.has_arrived
-
-    def _take_unread(self) -> set[_Connection]:
-        taken, self._unread = self._unread, set()
-        return taken
-
     # ------------------------------------------------------------------------------- strangers
 
-    def _serve_strangers(self, ready: list[_Connection]) -> None:
+    def _serve_strangers(self, ready: list[PeerEnd]) -> None:
         """Serve strangers; those that are authenticated now may have sent more."""
         for one in self._strangers.serve():
             try:
@@ -215,7 +185,7 @@ class Listener:
             except PeerLost:
                 one.channel.close()
 
-    def _admit(self, one: Authenticated) -> _Connection:
+    def _admit(self, one: Authenticated) -> PeerEnd:
         """Open the peer of an authenticated control connection."""
         channel = one.channel
         channel.trust(decode_worker, one.session)
@@ -226,35 +196,30 @@ class Listener:
         self._selector.register(channel, _READ, connection)
         if isinstance(peer, TcpPeer):
             self._sessions[one.session] = connection
-            peer.on_blocked = lambda: self._sending.add(connection)
-        return connection
+        return peer
 
     def _attach(self, channel: Channel[Any], session: bytes) -> None:
         """Hand a data connection to the peer of its session."""
         owner = self._sessions.get(session)
         if owner is None or not isinstance(owner.peer, TcpPeer):
             raise ProtocolError("the session of this data connection is unknown")
-        if owner.data is not None:
+        if owner.peer in self._data:
             raise ProtocolError("the session already has a data connection")
         channel.send(DataAttached())
-        data = owner.data = DataSocket(channel.detach())
-        owner.peer.attach(data)
-        self._selector.register(data, _READ, _DataKey(owner))
+        self._data.add(owner.peer, DataSocket(channel.detach()))
 
     def _close(self, connection: _Connection, reason: str = "") -> None:
         self._blocked.discard(connection)
-        self._sending.discard(connection)
-        self._unread.discard(connection)
         self._sessions.pop(connection.session, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.channel)
         if reason:  # before the data connection ends, which would tell the worker nothing
             with suppress(PeerLost):
                 connection.channel.send(Refused(reason))
-        if connection.data is not None:
-            self._selector.unregister(connection.data)
-            connection.data = None
+        if connection.peer in self._arrived:
+            self._arrived.remove(connection.peer)
         if isinstance(connection.peer, TcpPeer):
+            self._data.remove(connection.peer)
             connection.peer.close()  # it may have memory for an upload, too
         connection.channel.close()
         # The channel refers to the connection: without this, only the garbage collector would free
@@ -262,5 +227,10 @@ class Listener:
         connection.peer = None
 
 
-def _has_arrived(connection: _Connection) -> bool:
-    return isinstance(connection.peer, TcpPeer) and connection.peer.has_arrived
+def _has_arrived(peer: PeerEnd) -> bool:
+    return isinstance(peer, TcpPeer) and peer.has_arrived
+
+
+def _add_arrived(ready: list[PeerEnd], peer: DataPeer) -> None:
+    if isinstance(peer, TcpPeer) and peer.has_arrived and peer not in ready:
+        ready.append(peer)

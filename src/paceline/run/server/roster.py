@@ -135,6 +135,7 @@ class Roster:
             shares=self._shares,
             wire=settings.wire,
             wire_parameters=settings.wire_parameters,
+            worker=join.worker,
         )
         try:
             end.open_slot(welcome)
@@ -259,6 +260,10 @@ class Roster:
             peer.end.publish(message, buffer)
         except PeerLost as error:
             self._broken.append((peer.end, str(error), ""))
+
+    def lose(self, end: PeerEnd, reason: str) -> None:
+        """Mark the connection of a member as broken."""
+        self._broken.append((end, reason, ""))
 
     def refuse(self, peer: Peer, reason: str) -> None:
         """Mark a peer as broken because it broke the protocol; the reason is sent to it."""

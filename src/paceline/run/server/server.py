@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
+from paceline.admission import TRANSFERS
 from paceline.core.decider import Decider
 from paceline.core.events import (
     ApplyUpdate,
@@ -31,12 +32,14 @@ from paceline.core.events import (
 )
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
+from paceline.run.net.server_messages import JoinAsServer
 from paceline.run.net.transport import Connections, PeerEnd
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
 from paceline.run.server.leasing import Leasing, epoch_shares
+from paceline.run.server.other_servers import OtherServers, ServerLost
 from paceline.run.server.progress import Progress
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.reports import Report, Reports
@@ -83,7 +86,9 @@ class Server:
         self._connections = connections
         self._recorder = recorder
         self._checkpointer = checkpointer
-        self._roster = Roster(settings, shard.state.spec, epoch_shares(decider))
+        self._others = OtherServers.none(shard.whole)
+        self._early_joins: list[tuple[PeerEnd, messages.Join]] = []  # before all servers were here
+        self._roster = Roster(settings, shard.whole.spec, epoch_shares(decider))
         self._watchers = Watchers(decider.ledger, recorder.reached)
         self._waiting_for = WaitingFor(decider, recorder)
         self._failures = RunFailure()
@@ -109,6 +114,7 @@ class Server:
         self._has_idle_work = False
         checkpointer.begin(decider.ledger.version, self._clock.now())
         self._handlers = {**self._own_handlers(), **self._other_handlers(parts)}
+        self._handlers |= self._others.handlers
 
     def _other_handlers(self, parts: RunParts) -> dict[type, Callable[[PeerEnd, Any], None]]:
         """Return the handlers of the parts that each handle a few kinds of messages."""
@@ -125,6 +131,7 @@ class Server:
     def _own_handlers(self) -> dict[type, Callable[[PeerEnd, Any], None]]:
         return {
             messages.Join: self._on_join,
+            JoinAsServer: self._on_join_as_server,
             messages.PositionReport: self._on_position_report,
             messages.Watch: self._watchers.add,
         }
@@ -138,8 +145,32 @@ class Server:
         """Don't end before the launcher has come, or it would not learn how the run ended."""
         self._watchers.is_awaited = True
 
+    def expect_servers(self, others: OtherServers) -> None:
+        """Serve together with other servers; workers join when all of these are here."""
+        self._others = others
+        self._transfers.places = TRANSFERS * others.servers
+        self._handlers |= others.handlers
+
     def serve(self) -> str:
-        """Run until every worker has left; return why the run failed, "" if it didn't."""
+        """Run until every worker has left; return why the run failed, "" if it didn't.
+
+        Raises ServerLost if the run has to start again from its last checkpoint.
+        """
+        try:
+            self._serve()
+        except ServerLost as error:
+            self._progress.say(f"{error.why}; all servers go back to the last checkpoint")
+            self._checkpointer.wait()
+            self._recorder.close()
+            self._connections.shut_down()
+            raise
+        assert self._end is not None
+        self._run_end.save(self._end)
+        self._others.end()
+        self._connections.shut_down()
+        return self._failures.failure or ("" if self._end.version else "no update was made")
+
+    def _serve(self) -> None:
         next_tick = self._monotonic()
         while not self._is_done():
             if self._monotonic() >= next_tick:
@@ -151,11 +182,8 @@ class Server:
             if self._transfers:
                 self._settle_transfers()
             self._watchers.report(self._monotonic(), self._has_idle_work)
+            self._note_others()
             self._lose_broken()
-        assert self._end is not None
-        self._run_end.save(self._end)
-        self._connections.shut_down()
-        return self._failures.failure or ("" if self._end.version else "no update was made")
 
     # The loop above has no variable for a peer: it would keep the slot of a worker that has left.
 
@@ -169,6 +197,12 @@ class Server:
             self._receive(peer)
         if self._has_idle_work and not ready:
             self._do_idle_work()
+
+    def _note_others(self) -> None:
+        """Act on what other servers have reported."""
+        self._failures.fail(self._others.failure)
+        for end, reason in self._others.take_lost_peers():
+            self._roster.lose(end, reason)
 
     def _lose_broken(self) -> None:
         for end, reason, told in self._roster.take_broken():
@@ -214,6 +248,8 @@ class Server:
 
     def _lose(self, end: PeerEnd, reason: str, tell_it: str = "") -> None:
         """Close a connection; if it is a member's, the worker leaves the run."""
+        if number := self._others.number_of(end):
+            raise ServerLost(f"lost server {number}: {reason}")
         self._connections.close(end, tell_it)
         self._watchers.remove(end)
         peer = self._roster.find(end)
@@ -243,7 +279,18 @@ class Server:
             self._progress.say(f"worker {peer.worker} left: {reason}")
         self._handle(WorkerLeft(self._clock.now(), peer.worker, reason), lost)
 
+    def _on_join_as_server(self, end: PeerEnd, message: JoinAsServer) -> None:
+        self._others.admit(end, message)
+        if not self._others.missing:
+            self._shard.send_parts()
+            early, self._early_joins = self._early_joins, []
+            for worker, join in early:
+                self._take(worker, [join])
+
     def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
+        if self._others.missing:
+            self._early_joins.append((end, message))
+            return
         earlier = self._roster.get(message.worker)
         if earlier is not None and earlier.end is not end:
             if self._roster.is_same_process(earlier, message):

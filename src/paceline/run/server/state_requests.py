@@ -32,9 +32,9 @@ class StateRequests:
         """Send a state."""
         self._roster.member(end)
         if message.what == "average":
-            if self._shard.average is None:
+            state: Any = self._shard.averages()
+            if state is None:
                 raise ProtocolError("this run keeps no average of the weights")
-            state: Any = self._shard.average
         else:
             state = self._shard.optimizer_state(message.optimizer)
         try:

@@ -69,6 +69,15 @@ class Transfers:
             self._roster.attempt(self._roster[worker], self._announced[worker].admit)
 
     @property
+    def places(self) -> int:
+        """How many transfers at a time hold a place."""
+        return self._queue.places
+
+    @places.setter
+    def places(self, places: int) -> None:
+        self._queue.places = places
+
+    @property
     def next_at(self) -> float:
         """When to call `admit` even if nothing happens until then; inf: never."""
         return self._queue.next_at if self._announced else inf

@@ -5,14 +5,15 @@ Theory of operation
     An update is made in phases, so that several shards can make one update together:
 
     add(update, gradient)       keep an accepted gradient, which stays in its slot
-    reduce(decided) -> norm     average as the core decided; return the squared norm of this shard
+    reduce(decided) -> norm     average as the core decided; return the squared norm
     step(update, scale)         step the optimizers along the average, times `scale`
     publish(update)             the new version exists, with its buffers and averaged weights
 
-    The caller combines the norms of all shards. It may then clip the gradient (`scale`), or call
-    `skip(update)` instead of `step` and `publish`: the version is made without a step.
+    The caller may clip the gradient (`scale`), or call `skip(update)` instead of `step` and
+    `publish`: the version is made without a step.
 
-The shard makes no decisions.
+The shard makes no decisions. A run with several servers has one on each: `HeadShard` does the same
+in all of them.
 """
 
 from collections.abc import Iterable
@@ -31,14 +32,16 @@ from paceline.run.tensors.group_options import all_options
 from paceline.run.tensors.layout import TrainingState, Views, difference
 from paceline.run.tensors.optimizer_states import load_checked, load_exactly
 from paceline.run.tensors.schedules import Schedules
-from paceline.run.tensors.state_spec import OptionChange
-from paceline.run.tensors.sums import PendingUpdate, SlotGradient, spoiled
+from paceline.run.tensors.state_spec import OptionChange, StateSpec
+from paceline.run.tensors.sums import PendingUpdate, SlotGradient, Squares, combined, spoiled
 from paceline.run.tensors.trial_step import FAILURES
 from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer, VersionBuffers
 
-__all__ = ["Shard"]
+__all__ = ["Shard", "infinite_ones", "limit_threads"]
 
 HALF = (torch.float16, torch.bfloat16)
+# Below this, waiting for a second thread on a busy machine costs more than it saves (measured).
+WORTH_THREADS_BYTES = 32 * 2**20
 WARY_UPDATES = 100  # how long to look for the sender of a bad gradient whose slot was in use again
 
 
@@ -74,7 +77,7 @@ class Shard:
         self._store = store
         self.schedules = Schedules(state.optimizers, schedulers)
         self._pending: dict[int, PendingUpdate] = {}  # by update
-        self._averages: dict[int, tuple[Views, float]] = {}  # of the update being made
+        self._averages: dict[int, Views] = {}  # of the update being made, by optimizer
         self._decided: ApplyUpdate | None = None  # likewise
         self._free_accumulators: list[Views] = []
         self._wary_updates = 0  # left in which each gradient is checked before its slot is reused
@@ -91,10 +94,7 @@ class Shard:
         _copy(state.constants, self._store.constants)
         self._point_parameters_at(views)
         self._buffers.reset(0)
-        self._infinite = [
-            [i for i, value in enumerate(own) if value.isinf().any() and not value.isnan().any()]
-            for own in views.parameters
-        ]
+        self._infinite = infinite_ones(views.parameters)
         if self._ema is not None:
             self.average = [[_widened(p).clone() for p in own] for own in views.parameters]
 
@@ -106,9 +106,21 @@ class Shard:
     # --------------------------------------------------------------------------------- versions
 
     @property
+    def whole(self) -> TrainingState:
+        """What the run trains; another server may have a part of it."""
+        return self.state
+
+    def send_parts(self) -> None:
+        """Give other servers their parts; there are none."""
+
+    @property
     def newest(self) -> ParameterBuffer:
         """The buffer of the newest version."""
         return self._buffers.current
+
+    def buffer_of(self, version: int) -> ParameterBuffer:
+        """Return the buffer of a version that may still be assigned."""
+        return self._buffers.of(version)
 
     def add_reader(
         self, worker: int, version: int, optimizer: int | None = None
@@ -172,29 +184,35 @@ class Shard:
                 for pending in self._pending.values():
                     pending.add_worker(worker, check=self._wary_updates > 0)
 
-    @torch.no_grad()
     def reduce(self, decided: ApplyUpdate) -> float:
         """Average the contributions with the decided weights; return the squared norm.
 
         The norm isn't finite if any element of the average isn't.
         """
+        return combined([self.measure(decided)])
+
+    @torch.no_grad()
+    def measure(self, decided: ApplyUpdate) -> Squares:
+        """Average the contributions with the decided weights; return the squares of all blocks."""
         self._decided = decided
-        self._averages = self._pending[decided.update].average(decided)
-        return sum(sq_norm for _, sq_norm in self._averages.values())
+        averages = self._pending[decided.update].average(decided)
+        self._averages = {index: views for index, (views, _) in averages.items()}
+        return {index: squares for index, (_, squares) in averages.items()}
 
     @torch.no_grad()
     def step(self, update: int, scale: float = 1.0) -> None:
         """Step the optimizers along the reduced gradient, times `scale`."""
         self._begin_version(update)
         pending = self._pending[update]
-        for index, (views, _) in self._averages.items():
+        for index, views in self._averages.items():
             unused = pending.unused[index]
             grads = views.parameters[index]
             for i, parameter in enumerate(self.state.parameters[index]):
                 parameter.grad = None if i in unused else grads[i]
             if scale != 1.0:
                 torch._foreach_mul_(views.flats[index], scale)
-            self.state.optimizers[index].step()
+            if grads:  # otherwise other servers have all of its parameters
+                self.state.optimizers[index].step()
             self.schedules.count_step(index, pending.contributions(index))
 
     def workers_to_blame(self, update: int) -> list[int]:
@@ -278,46 +296,63 @@ class Shard:
         return {
             "contents": msgspec.to_builtins(self.state.spec),
             "schedules": self.schedules.state_dict(pending),
-            "parameters": views.parameters,
             "infinite": self._infinite,
             "buffers": views.buffers,
             "counters": views.counters,
             "constants": self.state.constants,
-            "average": self.average,
             "first_options": [msgspec.structs.astuple(one) for one in self.first_options],
+            **self.part_dict(),
+        }
+
+    def part_dict(self) -> dict[str, Any]:
+        """Return what `load_part` loads; no copies."""
+        return {
+            "parameters": self.newest.views.parameters,
+            "average": self.average,
             "optimizers": [optimizer.state_dict() for optimizer in self.state.optimizers],
         }
 
-    @torch.no_grad()
     def load_state_dict(self, version: int, saved: dict[str, Any]) -> None:
         """Continue from a checkpoint; raises CheckpointError if it belongs to another script."""
-        state, views = self.state, self.newest.views
-        mismatch = difference(msgspec.convert(saved["contents"], type(state.spec)), state.spec)
+        mismatch = difference(msgspec.convert(saved["contents"], StateSpec), self.whole.spec)
         if mismatch:
             raise CheckpointError(f"the checkpoint is not of this script: {mismatch}")
-        for own, values in zip(views.parameters, saved["parameters"], strict=True):
-            _copy(values, own)
+        try:
+            self._load(version, saved)
+        except FAILURES as error:
+            raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
+
+    @torch.no_grad()
+    def _load(self, version: int, saved: dict[str, Any]) -> None:
+        state, views = self.state, self.newest.views
         _copy(saved["buffers"], views.buffers)
         _copy(saved["counters"], views.counters)
         _copy(saved["constants"], state.constants)
         _copy(saved["constants"], self._store.constants)
+        if "first_options" in saved:  # the checkpoint may be older than this
+            self.first_options = msgspec.convert(saved["first_options"], tuple[OptionChange, ...])
+        self.schedules.load_state_dict(saved["schedules"])
+        # Last, because bringing the schedulers forward overwrites options of the saved state.
+        self.load_part(version, saved)
+
+    @torch.no_grad()
+    def load_part(self, version: int, saved: dict[str, Any]) -> None:
+        """Continue from the parameters, averages and states of optimizers that were saved."""
+        for own, values in zip(self.newest.views.parameters, saved["parameters"], strict=True):
+            _copy(values, own)
         if self.average is not None:  # the run that was saved may have kept none
-            for means, values in zip(
-                self.average, saved["average"] or saved["parameters"], strict=True
-            ):
+            averages = saved["average"] or saved["parameters"]
+            for means, values in zip(self.average, averages, strict=True):
                 _copy(values, means)
         self.version = version
         self._buffers.reset(version)
-        try:
-            if "first_options" in saved:  # the checkpoint may be older than this
-                first = msgspec.convert(saved["first_options"], tuple[OptionChange, ...])
-                self.first_options = first
-            self.schedules.load_state_dict(saved["schedules"])
-            # Last, because bringing the schedulers forward overwrites options of the saved state.
-            for index, optimizer in enumerate(state.optimizers):
-                load_exactly(optimizer, state.parameters[index], saved["optimizers"][index])
-        except FAILURES as error:
-            raise CheckpointError(f"the checkpoint is not of this script: {error}") from None
+        for index, optimizer in enumerate(self.state.optimizers):
+            if self.state.parameters[index]:  # otherwise other servers have all of its parameters
+                load_exactly(optimizer, self.state.parameters[index], saved["optimizers"][index])
+
+    def averages(self) -> list[list[Tensor]] | None:
+        """Return the moving average of the weights; None if the run keeps none."""
+        return self.average
 
     def optimizer_state(self, index: int) -> dict[str, Any]:
         """Return the state of an optimizer; raises ProtocolError if there is no such optimizer."""
@@ -334,6 +369,24 @@ class Shard:
         if index >= len(self.state.optimizers):
             raise ProtocolError(f"there is no optimizer {index}")
         return self.state.optimizers[index]
+
+
+def limit_threads(size_bytes: int) -> None:
+    """Have this process compute with one thread if all parameters together are small.
+
+    All servers of a run decide alike, because norms depend on the number of threads, in their last
+    bits.
+    """
+    if size_bytes < WORTH_THREADS_BYTES:
+        torch.set_num_threads(1)
+
+
+def infinite_ones(parameters: list[list[Tensor]]) -> list[list[int]]:
+    """Return which parameters of each optimizer contain infinity, but no NaN."""
+    return [
+        [i for i, value in enumerate(own) if value.isinf().any() and not value.isnan().any()]
+        for own in parameters
+    ]
 
 
 def _widened(parameter: Tensor) -> Tensor:

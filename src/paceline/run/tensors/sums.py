@@ -13,7 +13,7 @@ first. With equal samples, nothing is multiplied in between, and the gradients o
 batch add up to exactly the bits of the whole batch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf, isclose, isfinite
 from typing import NamedTuple
 
@@ -24,7 +24,16 @@ from paceline.core.events import ApplyUpdate
 from paceline.errors import InternalError
 from paceline.run.tensors.layout import Views
 
-__all__ = ["PendingUpdate", "SlotGradient", "WeightedSum", "blocks", "spoiled", "square"]
+__all__ = [
+    "PendingUpdate",
+    "SlotGradient",
+    "Squares",
+    "WeightedSum",
+    "blocks",
+    "combined",
+    "spoiled",
+    "square",
+]
 
 LARGEST_SQUARE = 1e300  # cap on a squared norm, so that the sum of many stays finite
 BLOCK = 1 << 18  # elements that are added at a time; they fit a cache of 1 MB
@@ -105,8 +114,8 @@ class WeightedSum:
             self._waiting = [one for one in self._waiting if one.worker >= limit]
             self._add(early)
 
-    def average(self, weights: Sequence[float]) -> tuple[Views, float]:
-        """Return where the average is, and its squared norm.
+    def average(self, weights: Sequence[float]) -> tuple[Views, list[list[float]]]:
+        """Return where the average is, and the squared norm of each block, by flat tensor.
 
         `weights` are the decided ones, by contribution; raises InternalError if they don't have the
         ratios that the gradients were added with. A gradient that counts fully is its own average
@@ -116,7 +125,7 @@ class WeightedSum:
         self._waiting = []
         if self._into is None and len(rest) == 1 and weights[rest[0].number] == 1.0:
             slot = rest[0].slot
-            return slot, sum(map(square, self._select(slot)))
+            return slot, [[square(block) for block in blocks(one)] for one in self._select(slot)]
         first = rest[0].number if self._first is None else self._first
         factor, first_weight = weights[first], self._relative[first]
         for number, weight in self._relative.items():
@@ -124,19 +133,20 @@ class WeightedSum:
                 raise InternalError(
                     f"weights {weights} don't match the samples and scales of the gradients"
                 )
-        sq_norm = 0.0
-        for block in self._sum(rest):
-            block.mul_(factor)
-            sq_norm += square(block)
+        squares = [[square(block.mul_(factor)) for block in done] for done in self._sum(rest)]
         assert self._into is not None
-        return self._into, sq_norm
+        return self._into, squares
 
     def _add(self, gradients: list[_Waiting]) -> None:
-        for _ in self._sum(gradients):
-            pass
+        for done in self._sum(gradients):
+            for _ in done:
+                pass
 
-    def _sum(self, gradients: list[_Waiting]) -> Iterator[Tensor]:
-        """Add these in this order, block by block; yield each block of the sum when it is done."""
+    def _sum(self, gradients: list[_Waiting]) -> Iterator[Iterator[Tensor]]:
+        """Add these in this order, block by block.
+
+        Yields, for each flat tensor of the sum, an iterator over its blocks as they are done.
+        """
         was_empty = self._into is None
         if self._into is None:
             self._into = self._accumulator()
@@ -144,15 +154,22 @@ class WeightedSum:
             self._first = gradients[0].number
         ratios = [one.weight / self._relative[self._first] for one in gradients]
         for i, total in enumerate(self._select(self._into)):
-            parts = [blocks(self._select(one.slot)[i]) for one in gradients]
-            for out, *terms in zip(blocks(total), *parts, strict=True):
-                _add_up(out, terms, ratios, was_empty)
-                yield out
+            parts = [self._select(one.slot)[i] for one in gradients]
+            yield _sum_blocks(total, parts, ratios, was_empty)
 
 
 def blocks(flat: Tensor) -> Sequence[Tensor]:
     """Split a flat tensor into the parts that are worked on one after the other."""
     return torch.split(flat, BLOCK) if flat.numel() > BLOCK else (flat,)
+
+
+def _sum_blocks(
+    total: Tensor, parts: list[Tensor], ratios: list[float], was_empty: bool
+) -> Iterator[Tensor]:
+    """Add the parts to the total, block by block; yield each block of it when it is done."""
+    for out, *terms in zip(blocks(total), *map(blocks, parts), strict=True):
+        _add_up(out, terms, ratios, was_empty)
+        yield out
 
 
 def _add_up(out: Tensor, terms: list[Tensor], ratios: list[float], was_empty: bool) -> None:
@@ -178,6 +195,25 @@ def square(flat: Tensor) -> float:
         norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
         return min(norm * norm, LARGEST_SQUARE)
     return found
+
+
+Squares = Mapping[int, Sequence[Sequence[float]]]
+"""The squared norm of each block of a gradient, by optimizer and flat tensor."""
+
+
+def combined(parts: Sequence[Squares]) -> float:
+    """Return the squared norm of a gradient from those of its parts on all servers.
+
+    The numbers are added in the order of the whole gradient, so they add up to the same bits on any
+    number of servers.
+    """
+    total = 0.0
+    for optimizer in parts[0]:
+        for by_server in zip(*(part[optimizer] for part in parts), strict=True):
+            for squares in by_server:
+                for one in squares:
+                    total += one
+    return total
 
 
 def spoiled(now: Tensor, before: Tensor) -> Tensor:
@@ -274,8 +310,8 @@ class PendingUpdate:
         for total in self._all_sums():
             total.add_early(limit)
 
-    def average(self, update: ApplyUpdate) -> dict[int, tuple[Views, float]]:
-        """Return, by optimizer, where the averaged gradient is and its squared norm.
+    def average(self, update: ApplyUpdate) -> dict[int, tuple[Views, list[list[float]]]]:
+        """Return, by optimizer, where the averaged gradient is and the squares of its blocks.
 
         Policies that mix the turns of workers may mix optimizers in one update. The decided weights
         are then normalized among the contributions to each optimizer.
@@ -307,8 +343,8 @@ class PendingUpdate:
         """Return the averaged buffers and their squared norm; none if the model has none."""
         if self._buffers is None:
             return [], 0.0
-        views, sq_norm = self._buffers.average(update.weights)
-        return views.buffer_flats, sq_norm
+        views, squares = self._buffers.average(update.weights)
+        return views.buffer_flats, combined([{0: squares}])
 
     def _all_sums(self) -> list[WeightedSum]:
         return [*self._sums.values(), *([] if self._buffers is None else [self._buffers])]

@@ -71,6 +71,10 @@ class VersionBuffers:
         self._all.append(buffer)
         return buffer
 
+    def of(self, version: int) -> ParameterBuffer:
+        """Return the buffer of a version that may still be assigned."""
+        return self._by_version[version]
+
     def reset(self, version: int) -> None:
         """Note that the current buffer holds this version, and that no other version exists."""
         self._by_version = {version: self.current}

@@ -19,7 +19,8 @@ from paceline.run.net.address import is_tcp, local_twin
 from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import connect, connect_data
 from paceline.run.net.shared_memory import SharedMemoryWorker
-from paceline.run.net.tcp_worker import ControlSocket, TcpWorker
+from paceline.run.net.tcp_client import ControlSocket
+from paceline.run.net.tcp_worker import TcpWorker
 from paceline.run.net.tls import client_context
 from paceline.run.net.transport import OpenedSlot, WorkerEnd
 from paceline.run.system import SYSTEM, System
@@ -51,12 +52,16 @@ def dialer(identity: Identity, spec: StateSpec) -> Dialer:
 
 def _dial_tcp(address: str, token: str, spec: StateSpec, tls: ssl.SSLContext | None) -> WorkerEnd:
     channel = connect(address, token, tls=tls)
+
+    def dial_data(server: str) -> DataSocket:
+        return DataSocket(connect_data(server, token, channel.session, tls=tls))
+
     try:
-        data = DataSocket(connect_data(address, token, channel.session, tls=tls))
+        data = dial_data(address)
     except BaseException:
         channel.close()
         raise
-    return TcpWorker(ControlSocket(channel), data, spec)
+    return TcpWorker(ControlSocket(channel), data, spec, dial_data)
 
 
 class ServerConnection:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The other servers of a run on this machine, next to the head.
+
+A server that is killed is restarted. The head notices that it is gone, and is restarted as well:
+then all servers continue from the last checkpoint. A server that was stopped (SIGSTOP) would keep
+the whole run waiting, so it is killed after a while.
+"""
+
+import signal
+from dataclasses import replace
+
+from paceline.run.launch.environment import Identity
+from paceline.run.launch.hangs import FROZEN_SERVER_S
+from paceline.run.launch.processes import Child, Processes
+from paceline.run.system import SYSTEM, System
+
+__all__ = ["PartServers"]
+
+
+class PartServers:
+    """The servers of a run from number 1 on."""
+
+    def __init__(self, processes: Processes, system: System = SYSTEM) -> None:
+        self._processes = processes
+        self._system = system
+        self._stopped_since: dict[Child, float] = {}
+        self.children: list[Child] = []
+
+    def create(self, head: Identity, servers: int, threads: int) -> None:
+        """Create all of them; start none."""
+        self.children = [
+            Child(f"server {number}", replace(head, server=number), threads)
+            for number in range(1, servers)
+        ]
+
+    def __contains__(self, child: Child) -> bool:
+        return child in self.children
+
+    def end_frozen(self) -> list[Child]:
+        """Kill those that were stopped for too long; return them."""
+        now, found = self._system.monotonic(), []
+        for child in self.children:
+            if child.pid is None or not self._system.is_stopped(child.pid):
+                self._stopped_since.pop(child, None)
+            elif now >= self._stopped_since.setdefault(child, now) + FROZEN_SERVER_S:
+                del self._stopped_since[child]
+                self._processes.signal(child, signal.SIGKILL)
+                found.append(child)
+        return found

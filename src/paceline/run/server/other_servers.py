@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The head's connections to the other servers of its run.
+
+The other servers connect to the head, as workers do. They do what the head says, in the order in
+which it says it. The head waits for them only where it needs their answer: for the norm of an
+update, and for their parts of a state. What they report meanwhile is noted, and the head's event
+loop acts on it later.
+
+If a server is lost, so is its part of the newest version, and the run has to go back to its last
+checkpoint on all servers. The head then raises `ServerLost` and ends. Its launcher restarts it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+
+from paceline.errors import PeerLost, ProtocolError, SpecError
+from paceline.release import RELEASE
+from paceline.run.launch.environment import SERVER_LOST
+from paceline.run.net import messages
+from paceline.run.net import server_messages as to_servers
+from paceline.run.net.messages import Assignment, RunEnded, Welcome
+from paceline.run.net.server_messages import JoinAsServer, PartArrived, PartLost, ServerFailed
+from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.transport import Moved, PeerEnd, ServerConnections
+from paceline.run.tensors.layout import TrainingState, difference
+from paceline.run.tensors.partition import Part
+
+__all__ = ["OtherServers", "ServerLost"]
+
+T = TypeVar("T")
+
+LEAVE_S = 5.0  # for servers to leave after the end
+ANSWER_S = 0.5  # how often the head looks up while it waits for an answer
+
+
+class ServerLost(SystemExit):
+    """Another server of the run is gone: all of them continue from the last checkpoint.
+
+    It ends the head's process. No handler of exceptions may keep the run going.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(SERVER_LOST)
+        self.why = why
+
+
+class OtherServers:
+    """The servers of a run but the head, by number from 1 on."""
+
+    def __init__(
+        self,
+        whole: TrainingState,
+        parts: Sequence[Part],
+        is_split: Sequence[bool],
+        welcome: to_servers.ServerWelcome,
+    ) -> None:
+        """`parts`: of all servers. `is_split`: which optimizers work element by element."""
+        self.parts = parts
+        self.is_split = tuple(is_split)
+        self.connections: ServerConnections  # set before the first message can arrive
+        self.welcome = welcome
+        self.on_tick: Callable[[], None] = lambda: None
+        """Called now and then while the head waits for an answer."""
+        self.waits_for: tuple[int, ...] = ()
+        """The servers that the head is waiting for an answer from."""
+        self.failure = ""
+        """Why the run can't go on; "" if it can."""
+        self._whole = whole
+        self._ends: dict[int, TcpPeer] = {}  # by number, those that have joined
+        self._addresses: dict[int, str] = {}
+        self._peers: dict[int, TcpPeer] = {}  # of workers, by their number at the other servers
+        self._lost_peers: list[tuple[TcpPeer, str]] = []
+        self._next_peer = count(1)
+        self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
+            PartArrived: self._on_part_arrived,
+            PartLost: self._on_part_lost,
+            ServerFailed: self._on_failed,
+            to_servers.PartReduced: self._on_unasked,
+            to_servers.Blamed: self._on_unasked,
+        }
+
+    @classmethod
+    def none(cls, whole: TrainingState) -> "OtherServers":
+        """Return the other servers of a run that has only one."""
+        return cls(whole, (), (), to_servers.ServerWelcome(1, None, 1, False, "exact", "exact"))
+
+    @property
+    def servers(self) -> int:
+        """How many servers the run has, with the head."""
+        return max(1, len(self.parts))
+
+    # ---------------------------------------------------------------------------------- joining
+
+    @property
+    def missing(self) -> list[int]:
+        """The servers that haven't joined."""
+        return [number for number in range(1, len(self.parts)) if number not in self._ends]
+
+    def admit(self, end: PeerEnd, join: JoinAsServer) -> None:
+        """Make a connection one of the servers; raises ProtocolError if it can't be one."""
+        if not isinstance(end, TcpPeer) or not 0 < join.number < self.servers:
+            raise ProtocolError(
+                f"the servers of this run are 0 to {self.servers - 1}, got server {join.number}"
+            )
+        if join.number in self._ends:
+            raise ProtocolError(f"there is already a server {join.number}")
+        if join.release != RELEASE:
+            raise ProtocolError(f"expected Paceline {RELEASE} in a server, got {join.release}")
+        mismatch = difference(join.spec, self._whole.spec)
+        if mismatch is None and join.is_split != self.is_split:
+            mismatch = f"it can split the optimizers {join.is_split}, the head {self.is_split}"
+        if mismatch:
+            raise ProtocolError(f"the server's script differs from the head's: {mismatch}")
+        self._ends[join.number], self._addresses[join.number] = end, join.address
+        end.send(self.welcome)
+
+    def number_of(self, end: PeerEnd) -> int | None:
+        """Return which server this connection is; None if it isn't one."""
+        return next((number for number, one in self._ends.items() if one is end), None)
+
+    # ---------------------------------------------------------------------------------- talking
+
+    def send(self, number: int, message: object) -> None:
+        """Send a message to one server."""
+        self._attempt(number, lambda end: end.send(message))
+
+    def send_state(self, number: int, message: object, state: Any, what: str) -> None:
+        """Send a message and a state to one server."""
+        self.send(number, message)
+        self._attempt(number, lambda end: end.send_state(state, what))
+
+    def broadcast(self, message: object) -> None:
+        """Send a message to all servers."""
+        for number in self._ends:
+            self.send(number, message)
+
+    def _attempt(self, number: int, call: Callable[[TcpPeer], None]) -> None:
+        try:
+            call(self._ends[number])
+        except PeerLost as error:
+            raise ServerLost(f"lost server {number}: {error}") from None
+
+    def answers(self, kind: type[T]) -> list[T]:
+        """Wait until every server has sent a message of this kind; return them in order.
+
+        Raises ServerLost, or SpecError if a server reports that it has failed.
+        """
+        found: dict[int, T] = {}
+        while True:
+            for number in self._ends:
+                self._receive(number, kind, found)
+            self.waits_for = tuple([number for number in self._ends if number not in found])
+            if self.failure:
+                raise SpecError(self.failure)
+            if not self.waits_for:
+                return [found[number] for number in sorted(found)]
+            self.connections.wait_among([self._ends[n] for n in self.waits_for], ANSWER_S)
+            self.on_tick()
+
+    def _receive(self, number: int, kind: type[T], found: dict[int, T]) -> None:
+        """Take what a server has sent; keep its answer."""
+        end = self._ends[number]
+        try:
+            for message in end.receive_nowait():
+                if isinstance(message, kind) and number not in found:
+                    found[number] = message
+                else:
+                    self._take(end, message)
+        except (PeerLost, ProtocolError) as error:
+            raise ServerLost(f"lost server {number}: {error}") from None
+
+    def _take(self, end: TcpPeer, message: object) -> None:
+        """Handle a message that isn't an answer."""
+        if type(message) not in self.handlers:
+            raise ProtocolError(f"expected no {type(message).__name__} now")
+        self.handlers[type(message)](end, message)
+
+    def collect(self) -> list[Any]:
+        """Return the state of every server's part."""
+        self.broadcast(to_servers.CollectPart())
+        uploads = self.answers(messages.StateUpload)
+        return [self._ends[n].receive_state(one) for n, one in enumerate(uploads, start=1)]
+
+    def end(self) -> None:
+        """Tell all servers that the run is over, and wait a little until they have left."""
+        if not self._ends:
+            return
+        self.broadcast(to_servers.RunOver())
+        until = self.connections.system.monotonic() + LEAVE_S
+        left = dict(self._ends)
+        while left and self.connections.system.monotonic() < until:
+            self.connections.wait_among(list(left.values()), ANSWER_S)
+            for number, end in list(left.items()):
+                with suppress(ProtocolError):
+                    try:
+                        for _ in end.receive_nowait():
+                            pass
+                    except PeerLost:
+                        del left[number]
+
+    def take_lost_peers(self) -> list[tuple[TcpPeer, str]]:
+        """Return the ends of workers whose data connections to other servers are gone, and why."""
+        lost, self._lost_peers = self._lost_peers, []
+        return lost
+
+    def _on_part_arrived(self, end: PeerEnd, message: PartArrived) -> None:
+        self._check(end)
+        peer = self._peers.get(message.peer)
+        if peer is not None:
+            moved = Moved(message.to_worker, message.to_server)
+            peer.part_arrived(message.payload, moved)
+
+    def _on_part_lost(self, end: PeerEnd, message: PartLost) -> None:
+        self._check(end)
+        peer = self._peers.get(message.peer)
+        if peer is not None:
+            self._lost_peers.append((peer, message.reason))
+
+    def _on_failed(self, end: PeerEnd, message: ServerFailed) -> None:
+        self.failure = f"server {self._check(end)} failed: {message.reason}"
+
+    def _on_unasked(self, end: PeerEnd, message: object) -> None:
+        self._check(end)
+        raise ProtocolError(f"nobody has asked for {type(message).__name__}")
+
+    def _check(self, end: PeerEnd) -> int:
+        number = self.number_of(end)
+        if number is None:
+            raise ProtocolError("only a server may send this")
+        return number
+
+    # --------------------------------------------------------- what the head's ends to workers do
+
+    def open(self, peer: TcpPeer, session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
+        """Expect data connections of this session at all servers."""
+        number = next(self._next_peer)
+        self._peers[number] = peer
+        self.broadcast(to_servers.OpenPeer(number, welcome.worker, session))
+        addresses = tuple([self._addresses[n] for n in sorted(self._addresses)])
+        return number, msgspec.structs.replace(welcome, servers=addresses, is_split=self.is_split)
+
+    def publish(self, peer: int, payload: int, message: Assignment | RunEnded) -> None:
+        """Send their parts of a version."""
+        is_last = isinstance(message, RunEnded)
+        optimizer = message.optimizer if isinstance(message, Assignment) else None
+        self.broadcast(to_servers.PublishPart(peer, payload, message.version, optimizer, is_last))
+
+    def stop(self, peer: int, payload: int) -> None:
+        """Send nothing more of them."""
+        self.broadcast(to_servers.StopPart(peer, payload))
+
+    def expect(self, peer: int, payload: int, optimizer: int) -> int:
+        """Receive their parts of a gradient; return how many there are."""
+        holders = [n for n, part in enumerate(self.parts) if n and part.has(optimizer)]
+        for number in holders:
+            self.send(number, to_servers.ExpectPart(peer, payload, optimizer))
+        return len(holders)
+
+    def skip(self, peer: int, payload: int) -> None:
+        """Don't receive their parts of a gradient any more."""
+        self.broadcast(to_servers.SkipPart(peer, payload))
+
+    def close(self, peer: int) -> None:
+        """Close the data connections of a worker."""
+        if self._peers.pop(peer, None) is not None:
+            self.broadcast(to_servers.ClosePeer(peer))

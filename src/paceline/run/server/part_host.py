@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Serve a part of the parameters on this machine: memory, sockets, and the way to the head."""
+
+import signal
+from functools import partial
+from types import FrameType
+from typing import NoReturn
+
+from paceline.run.launch.environment import Identity, check_listening
+from paceline.run.net.address import host_of, listen, of_socket
+from paceline.run.net.data_socket import DataSocket
+from paceline.run.net.handshake import connect, connect_data
+from paceline.run.net.shared_memory import SharedMemoryStore
+from paceline.run.net.tcp_client import ControlSocket, TcpClient
+from paceline.run.net.tls import client_context, server_context
+from paceline.run.server.part_listener import HeadLink, PartListener
+from paceline.run.server.part_server import PartServer
+from paceline.run.system import SYSTEM, System
+from paceline.run.tensors.layout import TrainingState
+from paceline.run.tensors.partition import Part
+
+__all__ = ["serve_part"]
+
+EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # as a host to listen at
+
+_say = partial(print, flush=True)
+
+
+class _PartHost:
+    """This machine."""
+
+    system: System = SYSTEM
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._token = identity.token()
+        tls = identity.tls
+        self._server_tls = None if tls is None else server_context(tls)
+        self._client_tls = None if tls is None else client_context(tls)
+
+    def new_store(self, part: Part) -> SharedMemoryStore:
+        """Return memory for a part."""
+        return SharedMemoryStore(part.spec, part.layout)
+
+    def connect(self) -> PartListener:
+        """Connect to the head once, and listen; raises PeerLost if there is no head."""
+        who, token = self._identity, self._token
+        check_listening(who.listen, who.token_file)
+        channel = connect(who.address, token, tls=self._client_tls)
+        try:
+            data = connect_data(who.address, token, channel.session, tls=self._client_tls)
+            listening = listen(who.listen)
+        except BaseException:
+            channel.close()
+            raise
+        address = of_socket(listening, who.listen)
+        if host_of(address) in EVERYWHERE:  # the head is reached from the address that others need
+            port = address.rpartition(":")[2]
+            address = f"tcp:{_bracketed(data.getsockname()[0])}:{port}"
+        control, stream = ControlSocket(channel), DataSocket(data)
+        head = HeadLink(control, stream, TcpClient(control, stream))
+        return PartListener([listening], address, token, head, SYSTEM, self._server_tls)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def serve_part(identity: Identity, whole: TrainingState) -> None:
+    """Serve a part of a run until it is over; raises PeerLost if its head is gone for good."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    PartServer(identity.server, whole, _PartHost(identity), _say).serve()
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process, which has nothing to save."""
+    del number, frame
+    raise SystemExit(0)
