@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paceline.run.launch.environment import SERVER_LOST
 from storm.host import Host
 from storm.scenario import Scenario
 
@@ -20,6 +21,8 @@ REASON = re.compile(
     r"nothing was trained|cannot|Error:"
 )
 SUMMARY = re.compile(r"server#\d+: .*updates? of [\d,]+ samples? in")
+
+LOST_SERVER = re.compile(rf"server( \d+)?#\d+ exits with (-|{SERVER_LOST})")
 
 NO_CHECKPOINT = "there is no checkpoint: starting from the beginning"
 
@@ -51,14 +54,15 @@ class Launch:
 
     @property
     def lost_server(self) -> bool:
-        """Whether a server was killed."""
-        return any(re.search(r"server#\d+ exits with -", line) for line in self.lines)
+        """Whether a server was killed, or the head had to start again because another one was."""
+        return any(LOST_SERVER.search(line) for line in self.lines)
 
     @property
     def lost_process(self) -> bool:
         """Whether a server or a worker was killed, or lost the server."""
         return any(
-            re.search(r"(server|worker \d+)#\d+ exits with [^0]", line) for line in self.lines
+            re.search(r"(server|server \d+|worker \d+)#\d+ exits with [^0]", line)
+            for line in self.lines
         )
 
     @property

@@ -106,11 +106,22 @@ class Faults:
 
     def _kill_server(self, fault: Fault) -> int:
         del fault
-        return self._signal("server", signal.SIGKILL)
+        return self._signal("server#", signal.SIGKILL)
+
+    def _other_server(self, fault: Fault) -> str:
+        return f"server {1 + fault.point % max(1, self._settings.servers - 1)}#"
+
+    def _kill_other_server(self, fault: Fault) -> int:
+        return self._signal(self._other_server(fault), signal.SIGKILL)
+
+    def _freeze_other_server(self, fault: Fault) -> int:
+        """Stop another server for a while, or for ever: then the launcher must replace it."""
+        plan = self._continue_after(fault.lasts_s) if fault.point % 2 else None
+        return self._signal(self._other_server(fault), signal.SIGSTOP, plan)
 
     def _kill_server_at_a_point(self, fault: Fault) -> None:
         """Kill the server at a later point of its life; if there is none, the next one."""
-        for process in self._host.processes("server"):
+        for process in self._host.processes("server#"):
             process.dies_at = process.points + fault.point
             return
         self._kill_next_server_at_a_point(fault)
@@ -122,7 +133,7 @@ class Faults:
     def _freeze_server(self, fault: Fault) -> int:
         """Stop the server for a while, or for ever: then the launcher must replace it."""
         plan = self._continue_after(fault.lasts_s) if fault.point % 2 else None
-        return self._signal("server", signal.SIGSTOP, plan)
+        return self._signal("server#", signal.SIGSTOP, plan)
 
     def _lock_server(self, fault: Fault) -> bool:
         """Let a server that serves wait for ever; the launcher must replace it.

@@ -26,12 +26,14 @@ from paceline.run.launch.supervisor import Supervisor
 from paceline.run.net.in_process import InProcessStore
 from paceline.run.script import WorkerRun
 from paceline.run.server.assembly import TrainedObjects, serve_run
+from paceline.run.server.part_server import PartServer
 from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
 from paceline.run.worker.pass_iterator import LoaderEnded
 from paceline.run.worker.sampler import order_of
 from storm.disk import StormDisk
 from storm.network import Connections, Kernel, WatchEnd
+from storm.part_network import StormPartHost
 from storm.peers import Observed
 from storm.processes import StormProcesses
 from storm.script import ScriptFailure, StormScript
@@ -120,9 +122,11 @@ class Host:
     def _start(self, who: Identity, name: str) -> Process:
         self._incarnations += 1
         process = Process(self.world, f"{name}#{self._incarnations}")
-        if who.worker is None and self.server_deaths:
+        if who.is_head and self.server_deaths:
             process.dies_at = self.server_deaths.pop(0)
-        main = self._serve if who.worker is None else self._work
+        main = self._work if who.worker is not None else self._serve
+        if who.worker is None and not who.is_head:
+            main = self._serve_part
         process.spawn(
             lambda: process.exit(exit_code_of(process, lambda: main(process, who))), "main"
         )
@@ -140,6 +144,12 @@ class Host:
         if failure:
             print(f"the run failed: {failure}")
         return 1 if failure else 0
+
+    def _serve_part(self, process: Process, who: Identity) -> int:
+        model, optimizer, *_ = self.script.objects()
+        whole = gather([model], [optimizer])
+        PartServer(who.server, whole, StormPartHost(self.kernel, process)).serve()
+        return 0
 
     def dial(self, process: Process, spec: Any) -> Any:
         """Connect a worker to the server, with the transport of the run."""

@@ -38,7 +38,10 @@ UNEXPECTED = (TraceError.exit_code, CheckpointError.exit_code, InternalError.exi
 """Exit codes that no process of these runs may have."""
 
 END_S = 10.0  # after the grace period, for the server to write the rest and everybody to exit
-SLOW = ("clock leaps", "slow disk", "very slow disk", "freeze server", "lock server")
+SLOW = (
+    *("clock leaps", "slow disk", "very slow disk", "freeze server", "lock server"),
+    "freeze other server",
+)
 STOPPED = 128 + signal.SIGTERM
 
 

@@ -12,8 +12,9 @@ one. Only before the first server listens are they refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, NamedTuple
 
 from paceline.errors import PeerLost
@@ -25,6 +26,7 @@ from paceline.run.net.in_process import (
     Queue,
 )
 from paceline.run.net.messages import FromServer, decode_server, decode_worker
+from paceline.run.net.tcp import NO_OTHERS
 from paceline.run.net.tcp_worker import TcpWorker
 from paceline.run.process_status import ProcessStatus
 from paceline.run.system import System
@@ -37,6 +39,7 @@ __all__ = ["Connections", "Kernel", "WatchEnd"]
 
 
 CUT_LOSES = 0.5  # how often a cut loses messages that are under way
+ONLY_OTHER = 0.4  # how often only those to other servers are cut, if there are any
 ONLY_DATA = 0.3  # how often only the data connection is cut, if there is one
 
 
@@ -131,6 +134,7 @@ class Connection(NamedTuple):
     to_server: DelayedQueue
     to_process: DelayedQueue
     stream: VirtualStream | None = None  # the server's end of the data connection, if it has one
+    session: bytes = b""
 
     def close(self) -> None:
         """Close everything; what was sent before still arrives."""
@@ -149,7 +153,10 @@ class Connection(NamedTuple):
 class Connections(InProcessNetwork):
     """The connections of one server."""
 
-    def __init__(self, kernel: Kernel, process: Process, store: InProcessStore) -> None:
+    def __init__(
+        self, kernel: Kernel, process: Process, store: InProcessStore, others: Any = None
+    ) -> None:
+        self._others = others or NO_OTHERS
         self.world = kernel.world
         super().__init__(store, VirtualCondition(kernel.world), kernel.system)
         self._kernel = kernel
@@ -165,6 +172,7 @@ class Connections(InProcessNetwork):
         if connection.stream is not None:
             control = QueueControl(connection.to_server, connection.to_process)
             peer = StormTcpPeer(control, self._store, self._observed, self.world)
+            peer.join_others(connection.session, self._others)
             peer.attach(connection.stream)
         else:
             plain = InProcessPeer(connection.to_server, connection.to_process, self._store)
@@ -177,6 +185,9 @@ class Connections(InProcessNetwork):
         """Cut the connections of a process; return how many there were."""
         found = [c for c in self.accepted if c.process is process and not c.to_server.is_closed]
         is_losing = self.world.random.random() < CUT_LOSES
+        parts = list(self._kernel.parts.values())
+        if parts and found and self.world.random.random() < ONLY_OTHER:
+            return sum(part.cut(process, is_losing) for part in parts)
         for connection in found:
             lost = connection.lose() if is_losing else 0
             if connection.stream is not None and self.world.random.random() < ONLY_DATA:
@@ -185,6 +196,15 @@ class Connections(InProcessNetwork):
                 connection.close()
             self.world.note(f"a connection of {process.name} is cut, {lost} messages are lost")
         return len(found)
+
+    def wait_among(self, peers: Sequence[StormTcpPeer], timeout_s: float) -> None:
+        """Wait until one of these has news, or for this long; only their data is moved."""
+        self.world.wait_for(
+            lambda: any(peer.has_news() or peer.can_move_data() for peer in peers), timeout_s
+        )
+        for peer in peers:
+            if peer.can_move_data():
+                peer.move_data()
 
     def close_all(self) -> None:
         """Close all connections."""
@@ -268,7 +288,9 @@ class Kernel:
 
     def __init__(self, world: World, delay_max_s: float) -> None:
         self.world = world
-        self._delay_max_s = delay_max_s
+        self.delay_max_s = delay_max_s
+        self.parts: dict[str, Any] = {}  # the networks of servers that aren't the head, by address
+        self._sessions = count(1)
         self._listening: Connections | None = None
         self._has_socket = False  # a server has listened, so the socket accepts connections
         self._backlog: list[Connection] = []  # for the next server
@@ -285,7 +307,7 @@ class Kernel:
 
     def delay_s(self) -> float:
         """Return how long the next message takes."""
-        return self.world.random.random() ** 3 * self._delay_max_s
+        return self.world.random.random() ** 3 * self.delay_max_s
 
     def _status(self, pid: int) -> ProcessStatus | None:
         """Return the state of a process; it computes as often as it touches the outside."""
@@ -303,7 +325,7 @@ class Kernel:
         """Listen in this process, and accept the connections that wait for it."""
         self.world.touch()
         self.observed = Observed()
-        connections = self._listening = Connections(self, process, store)
+        connections = self._listening = Connections(self, process, store, others)
         self._has_socket = True
         process.on_exit.append(lambda: self.stop_listening(connections))
         for connection in self._backlog:
@@ -335,17 +357,30 @@ class Kernel:
 
     def dial_tcp(self, process: Process, spec: StateSpec) -> TcpWorker:
         """Connect to the server as from another host."""
-        theirs, ours = connected_streams(self.world, self._delay_max_s)
+        theirs, ours = connected_streams(self.world, self.delay_max_s)
         connection = self._connect(process, theirs)
         control = WorkerQueues(connection.to_process, connection.to_server, self.world)
-        return TcpWorker(control, ours, spec, system=self.system)
+
+        def dial_data(address: str) -> VirtualStream:
+            if address not in self.parts:
+                raise PeerLost(f"no server at {address}")
+            return self.parts[address].dial(process, connection.session)
+
+        return TcpWorker(control, ours, spec, dial_data, self.system)
+
+    def connect(self, process: Process) -> tuple[DelayedQueue, DelayedQueue, VirtualStream]:
+        """Connect another server to the head: queues to it and back, and a stream."""
+        theirs, ours = connected_streams(self.world, self.delay_max_s)
+        connection = self._connect(process, theirs)
+        return connection.to_server, connection.to_process, ours
 
     def _connect(self, process: Process, stream: VirtualStream | None) -> Connection:
         self.world.touch()
         if not self._has_socket:
             raise PeerLost("no server listens")
         to_server, to_process = DelayedQueue(self, decode_worker), DelayedQueue(self, decode_server)
-        connection = Connection(process, to_server, to_process, stream)
+        session = next(self._sessions).to_bytes(32, "big")
+        connection = Connection(process, to_server, to_process, stream, session)
         process.on_exit.append(connection.close)
         if self._listening is not None:
             self._listening.accept(connection)

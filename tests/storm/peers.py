@@ -22,7 +22,7 @@ from paceline.run.net.messages import (
     RunEnded,
     Welcome,
 )
-from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.tcp import Relay, TcpPeer
 from paceline.run.net.transport import Announcement, OpenedSlot
 from paceline.run.tensors.layout import Views
 from paceline.run.tensors.version_buffers import ParameterBuffer
@@ -150,6 +150,10 @@ class StormTcpPeer(TcpPeer):
         self._inbox = control.inbox
         self._observed = observed
         self._world = world
+
+    def join_others(self, session: bytes, others: Relay) -> None:
+        """Have the other servers do their part."""
+        self._session, self._others = session, others
 
     def has_news(self) -> bool:
         """Return whether a message has arrived, with its payload, or the connection was closed."""

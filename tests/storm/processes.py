@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from paceline.errors import PeerLost
 from paceline.run.launch.environment import Identity
@@ -81,9 +81,9 @@ class StormProcesses:
         if child.pid in self._running:
             self._signal(self._running[child.pid][1], number)
 
-    def kill(self, spared: Child | None = None) -> None:
+    def kill(self, spared: Collection[Child | None] = ()) -> None:
         """Kill all running processes except `spared`, and say so."""
-        children = [child for child, _ in self._running.values() if child is not spared]
+        children = [child for child, _ in self._running.values() if child not in spared]
         for child in children:
             if not child.is_killed:
                 self._say(f"{child.name} was still running and was killed")

@@ -44,6 +44,8 @@ RUN_FAULTS = (
     *("terminate", "terminate twice", "kill launcher", "lose power", "clock leaps"),
     "wall clock jumps",
 )
+OTHER_SERVER_FAULTS = ("kill other server", "kill other server", "freeze other server")
+OTHER_SERVER_SHARE = 0.15  # of all faults, if there are other servers
 LATE = 0.1  # how many faults may happen after the expected end of the run
 POINTS = 400  # a server has about so many left in its life; small numbers are more likely
 SCRIPT_FAULTS = ("raise", "exit", "nan", "hang")
@@ -102,7 +104,7 @@ class Scenario:
             f"latency {self.settings.latency!r}, clip {self.settings.clip_norm}, "
             f"ema {self.settings.ema}, requeue {self.settings.requeue}, "
             f"grace {self.settings.grace_s:g} s, restart {self.settings.restart}, "
-            f"transport {self.settings.transport}",
+            f"transport {self.settings.transport}, {self.settings.servers} servers",
             f"{self.style}: {self.epochs} epochs of batches of {self.batch_size}, "
             f"computing up to {self.compute_s} s, messages up to {self.delay_max_s} s",
         ]
@@ -125,7 +127,9 @@ def make_scenario(seed: int) -> Scenario:
     )
     # Drawn apart from the rest, which stays the same for either.
     transport = Random(f"transport {seed}").choice(["auto", "tcp"])
-    calm = replace(calm, settings=msgspec.structs.replace(calm.settings, transport=transport))
+    servers = Random(f"servers {seed}").choice([1, 2, 2, 3]) if transport == "tcp" else 1
+    settings = msgspec.structs.replace(calm.settings, transport=transport, servers=servers)
+    calm = replace(calm, settings=settings)
     turns, workers = _turns(calm), calm.settings.spec.workers
     faults = [_fault(chance, calm) for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4, 6]))]
     script_faults = [
@@ -188,4 +192,8 @@ def _fault(chance: Random, calm: Scenario) -> Fault:
     lasts_s = round(chance.choice([0.1, 1.0, 8.0]) * chance.random(), 3)
     kind, worker = chance.choice(kinds), chance.randrange(calm.settings.spec.workers)
     point = int(POINTS ** chance.random())
+    if calm.settings.servers > 1:  # drawn apart from the rest, which stays the same
+        other = Random(f"other server {calm.seed} {at_s} {kind} {point}")
+        if other.random() < OTHER_SERVER_SHARE:
+            kind = other.choice(OTHER_SERVER_FAULTS)
     return Fault(round(at_s, 4), kind, worker, lasts_s, point)

@@ -160,7 +160,9 @@ class StormScript:
     def _step(self, run: Any, optimizer: torch.optim.Optimizer) -> None:
         """Call `optimizer.step()`, and note what became of the gradient, if the run wanted one."""
         assignment, before = run._worker._assignment, run.last
-        servers = [p.name for p in self.world.processes if p.is_alive and "server" in p.name]
+        servers = [
+            p.name for p in self.world.processes if p.is_alive and p.name.startswith("server#")
+        ]
         optimizer.step()
         if assignment is not None and run.last is not before:
             server = servers[-1] if servers else ""

@@ -38,6 +38,11 @@ class _Pipe:
         self._ends_at: float | None = None  # when the end arrives; not None iff it is closed
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._ends_at is not None
+
+    @property
     def is_full(self) -> bool:
         """Whether it takes nothing now; a closed one takes an attempt."""
         in_flight = sum(len(piece) for _, piece in self._pieces)
@@ -105,6 +110,11 @@ class VirtualStream:
     def fileno(self) -> int:
         """Return nothing that a selector could use."""
         return -1
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether either side has closed it."""
+        return self._outgoing.is_closed or self._incoming.is_closed
 
     @property
     def can_send(self) -> bool:

@@ -36,6 +36,11 @@ class PartServers:
     def __contains__(self, child: Child) -> bool:
         return child in self.children
 
+    def end_without(self, head: Child | None) -> None:
+        """Kill all of them if the head neither runs nor will be started again."""
+        if head is not None and head.pid is None and head.start_at is None:
+            self._processes.kill_silently(self.children)
+
     def end_frozen(self) -> list[Child]:
         """Kill those that were stopped for too long; return them."""
         now, found = self._system.monotonic(), []

@@ -127,6 +127,7 @@ class Supervisor:
         for child in self._children:
             if child.start_at is not None and self._now() >= child.start_at:
                 self._restart(child)
+        self._others.end_without(self._server)
         self._kill_overdue()
         return is_tick
 
@@ -205,7 +206,6 @@ class Supervisor:
         elif server.code and not server.is_killed and not self._has_given_up:
             self._say(f"server {server.exit_text}")
         self._stop_restarting()
-        self._processes.kill_silently(self._others.children)
         if self._is_server_lost_late and not self._signals.count:
             return  # the workers know of the end, and exit by themselves
         # The remaining workers were stopped or have lost the server: don't wait long for them.
