@@ -3,9 +3,10 @@
 
 Each system trains the same model in turn on new hosts. The table has the medians over several
 rounds. `bound` is the time that the busiest link needs for the bytes of a ring all-reduce, which
-all-reduces can't beat unless they first add up the gradients within each host. Paceline has one
-server, on a host of its own; `predicted` is what the simulator says about it, given how long the
-workers computed.
+all-reduces can't beat unless they first add up the gradients within each host. Paceline has servers
+beside the workers of every host with a fast link; `bfloat16` sends gradients and parameters in half
+precision. `predicted` is what the simulator says about the exact run, given how long the workers
+computed. `sent` is what the busiest host sends in a step of it, in sizes of the model.
 """
 
 import argparse
@@ -50,6 +51,7 @@ class Case:
     bandwidth: float = GBIT
     slow_bandwidth: float | None = None  # of the last host
     policy: str = "sync"  # of Paceline
+    servers: int = 4  # of Paceline, beside the workers of the first hosts
     steps: int = 10  # that are measured
 
     @property
@@ -58,8 +60,8 @@ class Case:
         return self.hosts * self.workers_per_host
 
     def start(self) -> Hosts:
-        """Return the hosts, not built yet, and one more. Cubic is the default of most machines."""
-        return Hosts(self.hosts + 1, bandwidth=self.bandwidth, congestion="cubic")
+        """Return the hosts, not built yet. Cubic is the default of most machines."""
+        return Hosts(self.hosts, bandwidth=self.bandwidth, congestion="cubic")
 
     def bound_s(self, model_bytes: int) -> float:
         """Return the seconds of a ring all-reduce on the slowest link."""
@@ -69,8 +71,8 @@ class Case:
 
 CASES = [
     Case("equal"),
-    Case("slow-link", slow_bandwidth=100 * MBIT, policy="backup:1", steps=3),
-    Case("2x4", hosts=2, workers_per_host=4),
+    Case("slow-link", slow_bandwidth=100 * MBIT, policy="backup:1", servers=3, steps=5),
+    Case("2x4", hosts=2, workers_per_host=4, servers=2),
 ]
 
 
@@ -97,30 +99,51 @@ def step_s_of_ddp(case: Case, hosts: Hosts, folder: Path) -> tuple[float]:
     return (median(seconds[WARM_UP:]),)
 
 
-def step_s_of_paceline(case: Case, hosts: Hosts, folder: Path) -> tuple[float, float]:
-    """Train with one server, and return the median seconds of an update, measured and predicted."""
+def run_paceline(case: Case, hosts: Hosts, folder: Path, wire: str) -> tuple[Trace, float]:
+    """Train once; return the trace, and what the busiest host has sent in a step, in bytes."""
     steps, run_dir = WARM_UP + case.steps, folder / "run"
-    address = f"{hosts.address(case.hosts)}:{PORT}"
+    address = f"{hosts.address(0)}:{PORT}"
     paceline = [sys.executable, "-m", "paceline"]
     script = [HERE / "paced.py", WORKLOAD, folder / "times"]
     token = ["--token-file", folder / "token"]
     run = ["-w", case.workers, "-p", case.policy, "--steps", steps, "--out", run_dir]
+    run += ["--servers", case.servers, "--wire", wire, "--wire-parameters", wire]
     (folder / "token").touch(0o600)
     (folder / "token").write_text(secrets.token_hex(32), encoding="ascii")
     environment = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     options = {"env": environment, "stdout": DEVNULL, "stderr": DEVNULL}
-    serve = [*paceline, "serve", *run, "--listen", address, *token, "--checkpoint-every", "0"]
-    programs = [hosts.popen(case.hosts, [*serve, *script], **options)]
+    serve = [*paceline, "serve", *token]
+    head = [*serve, *run, "--listen", address, "--checkpoint-every", "0"]
+    programs = [hosts.popen(0, [*head, *script], **options)]
+    for number in range(1, case.servers):
+        listen = f"{hosts.address(number)}:{PORT}"
+        other = [*serve, "--connect", address, "--number", number, "--listen", listen]
+        programs.append(hosts.popen(number, [*other, *script], **options))
     for number in range(case.workers):
         work = [*paceline, "work", "--connect", address, *token, "--number", number]
         programs.append(hosts.popen(number // case.workers_per_host, [*work, *script], **options))
     for program in programs:
         code = program.wait(STEP_S_MAX * steps)
         assert code == 0, f"a process of Paceline ended with exit code {code}"
-    trace = read_trace(run_dir / "trace.jsonl")
+    sent = max(hosts.bytes_sent(host) for host in range(case.hosts))
+    return read_trace(run_dir / "trace.jsonl"), sent / steps
+
+
+def step_s_of(trace: Trace) -> float:
+    """Return the median seconds of an update."""
     times = [update.t for update in trace.updates()][WARM_UP - 1 :]
-    took_s = median(later - earlier for earlier, later in pairwise(times))
-    return took_s, predicted_s(case, trace)
+    return median(later - earlier for earlier, later in pairwise(times))
+
+
+def step_s_of_exact(case: Case, hosts: Hosts, folder: Path) -> tuple[float, float, float]:
+    """Return the seconds of an update, the predicted ones, and what the busiest host sends."""
+    trace, sent = run_paceline(case, hosts, folder, "exact")
+    return step_s_of(trace), predicted_s(case, trace), sent
+
+
+def step_s_of_bfloat16(case: Case, hosts: Hosts, folder: Path) -> tuple[float]:
+    """Return the seconds of an update with half precision on the wire."""
+    return (step_s_of(run_paceline(case, hosts, folder, "bfloat16")[0]),)
 
 
 def predicted_s(case: Case, trace: Trace) -> float:
@@ -129,6 +152,7 @@ def predicted_s(case: Case, trace: Trace) -> float:
     computed_s = median(one.compute_s for one in gradients)
     model_bytes = max(one.pushed_bytes for one in gradients)
     network = f"model={model_bytes:.0f},bandwidth={case.bandwidth * EFFICIENCY:.0f}"
+    network += f",servers={case.servers},beside=true"
     if case.slow_bandwidth is not None:
         network += f"; worker {case.workers - 1} {case.slow_bandwidth * EFFICIENCY:.0f}"
     spec = RunSpec(workers=case.workers, steps=WARM_UP + case.steps)
@@ -140,7 +164,8 @@ def predicted_s(case: Case, trace: Trace) -> float:
 
 SYSTEMS: dict[str, Callable[[Case, Hosts, Path], tuple[float, ...]]] = {
     "DDP": step_s_of_ddp,
-    "Paceline": step_s_of_paceline,
+    "Paceline": step_s_of_exact,
+    "bfloat16": step_s_of_bfloat16,
 }
 
 
@@ -162,7 +187,7 @@ def main() -> None:
         sys.exit(reason)
     model = WORKLOADS[WORKLOAD]().model
     model_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    titles = ("case", "bound", *SYSTEMS, "predicted")
+    titles = ("case", "bound", "DDP", "Paceline", "predicted", "sent", "bfloat16")
     print("".join(f"{title:>13}" for title in titles))
     for case in CASES:
         if options.only and case.name not in options.only.split(","):
@@ -171,8 +196,15 @@ def main() -> None:
             [seconds for system in SYSTEMS for seconds in measure(system, case)]
             for _ in range(options.rounds)
         ]
-        times = [case.bound_s(model_bytes), *map(median, zip(*rounds, strict=True))]
-        print(f"{case.name:>13}" + "".join(f"{1e3 * t:10.0f} ms" for t in times), flush=True)
+        ddp, exact, predicted, sent, half = map(median, zip(*rounds, strict=True))
+        row = [milliseconds(t) for t in (case.bound_s(model_bytes), ddp, exact, predicted)]
+        row += [f"{sent / model_bytes:11.2f} x", milliseconds(half)]
+        print(f"{case.name:>13}" + "".join(row), flush=True)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time as a column of the table."""
+    return f"{1e3 * seconds:10.0f} ms"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from storm.world import BEGIN_S, World
 
 __all__ = ["Outcome", "run_seed", "run_storm"]
 
-UNIT = 4  # elements of the model's 16 that stay on one server
+BLOCK = 4  # elements of the model's 16 that stay on one server
 LAUNCHES_MAX = 5  # a run that was stopped or killed is resumed up to this often
 
 
@@ -91,8 +91,8 @@ def own_process_state() -> Iterator[None]:
     threads, load = torch.get_num_threads(), nn.Module.load_state_dict
     chunk_bytes = payload_stream.CHUNK_BYTES
     payload_stream.CHUNK_BYTES = CHUNK_BYTES
-    unit, aligned, block = partition.UNIT, partition.ALIGNED, sums.BLOCK
-    partition.UNIT = partition.ALIGNED = sums.BLOCK = UNIT  # or the head had everything
+    aligned, block = partition.ALIGNED, sums.BLOCK
+    partition.ALIGNED = sums.BLOCK = BLOCK  # or the head had everything
     torch.set_num_threads(1)
     gc.disable()
     try:
@@ -101,7 +101,7 @@ def own_process_state() -> Iterator[None]:
         gc.enable()
         torch.set_num_threads(threads)
         payload_stream.CHUNK_BYTES = chunk_bytes
-        partition.UNIT, partition.ALIGNED, sums.BLOCK = unit, aligned, block
+        partition.ALIGNED, sums.BLOCK = aligned, block
         nn.Module.load_state_dict = load  # type: ignore[method-assign] # each worker guards it
 
 

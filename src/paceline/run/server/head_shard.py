@@ -169,8 +169,7 @@ class HeadShard(Shard):
         """Return everything that the next update depends on, from all servers."""
         own = super().state_dict()
         if self._gathered is None:
-            # Those that were not sent yet may be of servers that aren't here.
-            parts = [self.part_dict(), *(self._unsent or self._others.collect())]
+            parts = [self.part_dict(), *self._others.collect()]
             self._gathered = merge_shard_state(parts, self._whole.spec, self._parts)
         # Options may have changed since then.
         pairs = zip(self._gathered["optimizers"], own["optimizers"], strict=True)

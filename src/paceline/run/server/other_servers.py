@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from paceline.errors import PacelineError, PeerLost, ProtocolError
+from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
@@ -38,14 +38,13 @@ ANSWER_S = 0.5  # how often the head looks up while it waits for an answer
 
 
 class ServerLost(SystemExit):
-    """Another server of the run is gone, or has failed: the head can't go on without it.
+    """Another server of the run is gone: all of them continue from the last checkpoint.
 
     It ends the head's process. No handler of exceptions may keep the run going.
     """
 
-    def __init__(self, why: str, code: int = SERVER_LOST) -> None:
-        """`code`: of the process; with the usual one, all continue from the last checkpoint."""
-        super().__init__(code)
+    def __init__(self, why: str) -> None:
+        super().__init__(SERVER_LOST)
         self.why = why
 
 
@@ -68,6 +67,8 @@ class OtherServers:
         """Called now and then while the head waits for an answer."""
         self.waits_for: tuple[int, ...] = ()
         """The servers that the head is waiting for an answer from."""
+        self.failure = ""
+        """Why the run can't go on; "" if it can."""
         self._whole = whole
         self._ends: dict[int, TcpPeer] = {}  # by number, those that have joined
         self._addresses: dict[int, str] = {}
@@ -146,13 +147,15 @@ class OtherServers:
     def answers(self, kind: type[T]) -> list[T]:
         """Wait until every server has sent a message of this kind; return them in order.
 
-        Raises ServerLost.
+        Raises ServerLost, or SpecError if a server reports that it has failed.
         """
         found: dict[int, T] = {}
         while True:
             for number in self._ends:
                 self._receive(number, kind, found)
             self.waits_for = tuple([number for number in self._ends if number not in found])
+            if self.failure:
+                raise SpecError(self.failure)
             if not self.waits_for:
                 return [found[number] for number in sorted(found)]
             self.connections.wait_among([self._ends[n] for n in self.waits_for], ANSWER_S)
@@ -218,8 +221,7 @@ class OtherServers:
             self._lost_peers.append((peer, message.reason))
 
     def _on_failed(self, end: PeerEnd, message: ServerFailed) -> None:
-        number = self._check(end)
-        raise ServerLost(f"server {number} failed: {message.reason}", PacelineError.exit_code)
+        self.failure = f"server {self._check(end)} failed: {message.reason}"
 
     def _on_unasked(self, end: PeerEnd, message: object) -> None:
         self._check(end)

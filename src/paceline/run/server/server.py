@@ -159,7 +159,7 @@ class Server:
         try:
             self._serve()
         except ServerLost as error:
-            self._progress.say(error.why)
+            self._progress.say(f"{error.why}; all servers go back to the last checkpoint")
             self._checkpointer.wait()
             self._recorder.close()
             self._connections.shut_down()
@@ -200,6 +200,7 @@ class Server:
 
     def _note_others(self) -> None:
         """Act on what other servers have reported."""
+        self._failures.fail(self._others.failure)
         for end, reason in self._others.take_lost_peers():
             self._roster.lose(end, reason)
 

@@ -26,7 +26,6 @@ __all__ = ["HEAD", "Part", "Range", "Slice", "partition"]
 
 HEAD = 0
 ALIGNED = 32  # elements; of every type that can be trained, they fill whole cache lines
-UNIT = BLOCK  # elements that stay together
 NAME_LENGTH = 200  # the longest name that a message can have
 
 
@@ -93,17 +92,15 @@ class Part:
 
 
 def partition(
-    spec: StateSpec, servers: int, is_split: Sequence[bool], unit: int | None = None
+    spec: StateSpec, servers: int, is_split: Sequence[bool], unit: int = BLOCK
 ) -> list[Part]:
     """Return the part of each server, the head's first.
 
-    `is_split`: for each optimizer, whether it may be cut. `unit`: how many elements stay together;
-    None: those of a block.
+    `is_split`: for each optimizer, whether it may be cut. `unit`: how many elements stay together.
 
     In bytes of each optimizer that is cut, a server has its equal share to within less than a unit,
     and the head is never below it.
     """
-    unit = UNIT if unit is None else unit
     assert unit % ALIGNED == 0
     whole = Layout.of(spec)
     if servers == 1:

@@ -248,7 +248,7 @@ class Shard:
         bad_buffers_from = self._publish_buffers(pending, views.buffer_flats)
         _copy(pending.counters, views.counter_flats)
         if self.average is not None and self._ema is not None:
-            for means, own in filter(all, zip(self.average, views.parameters, strict=True)):
+            for means, own in zip(self.average, views.parameters, strict=True):
                 torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._ema)
         self._end_update(update)
         self._wary_updates = max(0, self._wary_updates - 1)
