@@ -295,7 +295,7 @@ class Channel(Generic[T]):
 def wait_ready(reads: list[int], writes: list[int], timeout_s: float | None) -> set[int]:
     """Wait until a descriptor can be read or written, or for this long; return those that can."""
     # Only select() resolves less than a millisecond, but it can't take large descriptors.
-    if max(*reads, *writes, 0) < 1024:
+    if max([*reads, *writes], default=0) < 1024:
         ready = select.select(reads, writes, [], timeout_s)
         return {*ready[0], *ready[1]}
     poll = select.poll()

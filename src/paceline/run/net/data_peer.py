@@ -83,7 +83,7 @@ class DataPeer:
     def _send_payload(self, number: int, spans: list[Span]) -> None:
         self._sender.add(number, spans)
         self.send_data()
-        if self.has_unsent:
+        if self.has_unsent or self._lost_by:
             self.on_changed()
 
     def take_moved(self) -> Moved:

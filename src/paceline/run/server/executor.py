@@ -26,6 +26,7 @@ from paceline.core.events import (
     SendParams,
     StartTimer,
 )
+from paceline.errors import SpecError
 from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
@@ -291,8 +292,15 @@ class Executor:
             self.send_end(peer)
 
     def _is_last_spoiled(self, version: int) -> bool:
-        """Return whether the last version contains NaN or infinity; if it does, the run fails."""
-        what = first_spoiled(self._shard.state_dict())
+        """Return whether the last version can't be used; if so, the run fails.
+
+        It may contain NaN or infinity, or another server has failed to make it.
+        """
+        try:
+            what = first_spoiled(self._shard.state_dict())
+        except SpecError as error:
+            self._failures.fail(str(error))
+            return True
         if not what:
             return False
         reason = self._checkpointer.describe(version, what)
@@ -339,7 +347,13 @@ class Executor:
             return
         to_ask = {p.worker: p for p in self._roster.active if self._computes_again(p)}
         idle = [peer.worker for peer in self._roster.active if peer.worker not in to_ask]
-        if self._checkpointer.save(self._saved(), idle, to_ask.keys(), time):
+        try:
+            saved = self._saved()
+        except SpecError as error:  # another server has failed to make this version
+            self._has_failed = True
+            self._failures.fail(str(error))
+            return
+        if self._checkpointer.save(saved, idle, to_ask.keys(), time):
             for peer in to_ask.values():
                 self._roster.send(peer, messages.PositionRequest(self._checkpointer.checkpoint))
 

@@ -169,7 +169,8 @@ class HeadShard(Shard):
         """Return everything that the next update depends on, from all servers."""
         own = super().state_dict()
         if self._gathered is None:
-            parts = [self.part_dict(), *self._others.collect()]
+            others = self._unsent or self._others.collect()  # as they begin, or as they are now
+            parts = [self.part_dict(), *others]
             self._gathered = merge_shard_state(parts, self._whole.spec, self._parts)
         # Options may have changed since then.
         pairs = zip(self._gathered["optimizers"], own["optimizers"], strict=True)
@@ -179,6 +180,7 @@ class HeadShard(Shard):
 
     def _load(self, version: int, saved: dict[str, Any]) -> None:
         first, *self._unsent = split_shard_state(saved, self._whole.spec, self._parts)
+        self._gathered = None
         super()._load(version, first)
 
     def averages(self) -> list[list[Tensor]] | None:

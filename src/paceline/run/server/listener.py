@@ -124,7 +124,10 @@ class Listener:
         """Wait until one of these has news, or for this long; only their data is moved."""
         channels = [self._connections[peer].channel for peer in peers]
         reads = [channel.fileno() for channel in channels]
-        writes = [channel.fileno() for channel in channels if not channel.flush()]
+        writes = []
+        for channel in channels:
+            with suppress(PeerLost):  # receiving tells why
+                writes += [] if channel.flush() else [channel.fileno()]
         for peer in peers:
             data = self._data.descriptor(peer)
             reads.append(data)

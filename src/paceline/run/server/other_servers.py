@@ -96,6 +96,11 @@ class OtherServers:
     # ---------------------------------------------------------------------------------- joining
 
     @property
+    def numbers(self) -> list[int]:
+        """The servers that have joined."""
+        return list(self._ends)
+
+    @property
     def missing(self) -> list[int]:
         """The servers that haven't joined."""
         return [number for number in range(1, len(self.parts)) if number not in self._ends]
@@ -135,14 +140,19 @@ class OtherServers:
 
     def broadcast(self, message: object) -> None:
         """Send a message to all servers."""
-        for number in self._ends:
+        for number in self.numbers:
             self.send(number, message)
 
     def _attempt(self, number: int, call: Callable[[TcpPeer], None]) -> None:
         try:
             call(self._ends[number])
         except PeerLost as error:
-            raise ServerLost(f"lost server {number}: {error}") from None
+            raise self.lost(number, str(error)) from None
+
+    def lost(self, number: int, reason: str) -> ServerLost:
+        """Say nothing more to the servers, because one of them is gone; return the error."""
+        self._ends.clear()
+        return ServerLost(f"lost server {number}: {reason}")
 
     def answers(self, kind: type[T]) -> list[T]:
         """Wait until every server has sent a message of this kind; return them in order.
@@ -151,7 +161,7 @@ class OtherServers:
         """
         found: dict[int, T] = {}
         while True:
-            for number in self._ends:
+            for number in self.numbers:
                 self._receive(number, kind, found)
             self.waits_for = tuple([number for number in self._ends if number not in found])
             if self.failure:
@@ -171,7 +181,7 @@ class OtherServers:
                 else:
                     self._take(end, message)
         except (PeerLost, ProtocolError) as error:
-            raise ServerLost(f"lost server {number}: {error}") from None
+            raise self.lost(number, str(error)) from None
 
     def _take(self, end: TcpPeer, message: object) -> None:
         """Handle a message that isn't an answer."""
@@ -189,9 +199,11 @@ class OtherServers:
         """Tell all servers that the run is over, and wait a little until they have left."""
         if not self._ends:
             return
-        self.broadcast(to_servers.RunOver())
+        for one in self._ends.values():
+            with suppress(PeerLost):  # everything is saved
+                one.send(to_servers.RunOver())
         until = self.connections.system.monotonic() + LEAVE_S
-        left = dict(self._ends)
+        left, self._ends = self._ends, {}
         while left and self.connections.system.monotonic() < until:
             self.connections.wait_among(list(left.values()), ANSWER_S)
             for number, end in list(left.items()):
@@ -221,7 +233,8 @@ class OtherServers:
             self._lost_peers.append((peer, message.reason))
 
     def _on_failed(self, end: PeerEnd, message: ServerFailed) -> None:
-        self.failure = f"server {self._check(end)} failed: {message.reason}"
+        reason = f"server {self._check(end)} failed: {message.reason}"
+        self.failure = self.failure or reason  # later ones follow from it
 
     def _on_unasked(self, end: PeerEnd, message: object) -> None:
         self._check(end)

@@ -2,6 +2,7 @@
 """Serve a part of the parameters on this machine: memory, sockets, and the way to the head."""
 
 import signal
+from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -46,13 +47,13 @@ class _PartHost:
         """Connect to the head once, and listen; raises PeerLost if there is no head."""
         who, token = self._identity, self._token
         check_listening(who.listen, who.token_file)
-        channel = connect(who.address, token, tls=self._client_tls)
-        try:
+        with ExitStack() as on_error:
+            channel = connect(who.address, token, tls=self._client_tls)
+            on_error.callback(channel.close)
             data = connect_data(who.address, token, channel.session, tls=self._client_tls)
+            on_error.callback(data.close)
             listening = listen(who.listen)
-        except BaseException:
-            channel.close()
-            raise
+            on_error.pop_all()
         address = of_socket(listening, who.listen)
         if host_of(address) in EVERYWHERE:  # the head is reached from the address that others need
             port = address.rpartition(":")[2]

@@ -92,10 +92,13 @@ class PartListener:
 
     def wait(self, timeout_s: float) -> list[PartPeer]:
         """Wait until the head or a peer has news, or for this long; return those peers."""
-        self._data.update()
-        moved = self._data.move_unread()
+        moved = [*self._data.update(), *self._data.move_unread()]
         limit_s = self._watch.timeout_s(timeout_s)
-        if moved or self._data.has_unread or self._has_unread_head():
+        if (
+            any(peer.has_arrived for peer in moved)
+            or self._data.has_unread
+            or self._has_unread_head()
+        ):
             limit_s = 0
         are_strangers_ready = False
         for key, events in self._selector.select(limit_s):

@@ -20,6 +20,7 @@ from paceline.run.net import messages
 from paceline.run.net import server_messages as told
 from paceline.run.net.data_peer import PartPeer
 from paceline.run.net.tcp import spans_of_version
+from paceline.run.net.transport import TensorStore
 from paceline.run.system import System
 from paceline.run.tensors.group_options import set_option
 from paceline.run.tensors.layout import Layout, TrainingState, Views
@@ -29,9 +30,8 @@ from paceline.run.tensors.part_tensors import take_part
 from paceline.run.tensors.partition import Part, partition
 from paceline.run.tensors.shard import Shard, limit_threads
 from paceline.run.tensors.sums import SlotGradient
-from paceline.run.tensors.version_buffers import BufferStore
 
-__all__ = ["HeadEnd", "PartConnections", "PartHost", "PartServer"]
+__all__ = ["HeadEnd", "PartConnections", "PartHost", "PartServer", "PartSession"]
 
 CONNECT_TIMEOUT_S = 600.0  # to find a head; long, because its script may load a large data set
 QUIET_S = 5.0  # tell the user after waiting this long
@@ -91,7 +91,7 @@ class PartHost(Protocol):
     def system(self) -> System:
         """The system that it runs on."""
 
-    def new_store(self, part: Part) -> BufferStore:
+    def new_store(self, part: Part) -> TensorStore:
         """Return memory for a part."""
 
     def connect(self) -> PartConnections:
@@ -134,12 +134,16 @@ class PartServer:
         """Serve one head; return whether the run is over."""
         connections = self._find_head()
         try:
-            welcome = self._join(connections)
-            return _Session(self._take(welcome), welcome, connections, self._host).serve()
+            return self.join(connections).serve()
         except PeerLost:
             return False
         finally:
             connections.close()
+
+    def join(self, connections: PartConnections) -> "PartSession":
+        """Join the run of this head; raises ProtocolError if it refuses this server."""
+        welcome = self._join(connections)
+        return PartSession(self._take(welcome), welcome, connections, self._host)
 
     def _find_head(self) -> PartConnections:
         """Try to connect until it works, with growing pauses."""
@@ -180,7 +184,7 @@ class PartServer:
         return self._taken
 
 
-class _Session:
+class PartSession:
     """What this server does for one head."""
 
     def __init__(
@@ -219,14 +223,21 @@ class _Session:
 
     def serve(self) -> bool:
         """Serve the head until the run is over; return whether it is. Raises PeerLost."""
-        while not self._is_over:
-            for peer in self._connections.wait(TICK_S):
-                self._report(peer)
-            while self._head.wait_readable(0.0) and not self._is_over:
-                self._handle(self._head.receive())
+        try:
+            while not self._is_over:
+                self.step(TICK_S)
+        finally:
+            self._store.close()
         return True
 
-    def _handle(self, message: Any) -> None:
+    def step(self, timeout_s: float) -> None:
+        """Wait for news, or for this long, and act on them."""
+        for peer in self._connections.wait(timeout_s):
+            self._report(peer)
+        while not self._is_over and self._head.wait_readable(0.0):
+            self.handle(self._head.receive())
+
+    def handle(self, message: Any) -> None:
         """Do what the head says; tell it if that fails."""
         if isinstance(message, messages.Refused):
             raise PeerLost(message.reason)
@@ -326,8 +337,12 @@ class _Session:
     def _on_step(self, message: told.StepUpdate) -> None:
         for option in message.options:
             set_option(self._shard.state.optimizers, option)
-        self._shard.step(message.update, message.scale)
-        self._shard.publish(message.update)
+        try:
+            self._shard.step(message.update, message.scale)
+            self._shard.publish(message.update)
+        except Exception:
+            self._shard.skip(message.update)  # workers still get the version, and then the end
+            raise
 
     def _on_skip(self, message: told.SkipUpdate) -> None:
         if message.update > self._shard.version:  # otherwise only the head's step has failed

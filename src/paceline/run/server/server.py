@@ -249,7 +249,7 @@ class Server:
     def _lose(self, end: PeerEnd, reason: str, tell_it: str = "") -> None:
         """Close a connection; if it is a member's, the worker leaves the run."""
         if number := self._others.number_of(end):
-            raise ServerLost(f"lost server {number}: {reason}")
+            raise self._others.lost(number, reason)
         self._connections.close(end, tell_it)
         self._watchers.remove(end)
         peer = self._roster.find(end)

@@ -31,13 +31,13 @@ class StateRequests:
     def on_request(self, end: PeerEnd, message: messages.StateRequest) -> None:
         """Send a state."""
         self._roster.member(end)
-        if message.what == "average":
-            state: Any = self._shard.averages()
-            if state is None:
-                raise ProtocolError("this run keeps no average of the weights")
-        else:
-            state = self._shard.optimizer_state(message.optimizer)
         try:
+            if message.what == "average":
+                state: Any = self._shard.averages()
+                if state is None:
+                    raise ProtocolError("this run keeps no average of the weights")
+            else:
+                state = self._shard.optimizer_state(message.optimizer)
             end.send_state(state, message.what)
         except SpecError as error:
             raise ProtocolError(str(error)) from None

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from paceline.run.tensors import sums
 from paceline.run.tensors.layout import Block, Layout, Section, Views, flat
 from paceline.run.tensors.state_spec import OptimizerSpec, StateSpec, TensorSpec
-from paceline.run.tensors.sums import BLOCK
 
 __all__ = ["HEAD", "Part", "Range", "Slice", "partition"]
 
@@ -92,15 +92,17 @@ class Part:
 
 
 def partition(
-    spec: StateSpec, servers: int, is_split: Sequence[bool], unit: int = BLOCK
+    spec: StateSpec, servers: int, is_split: Sequence[bool], unit: int | None = None
 ) -> list[Part]:
     """Return the part of each server, the head's first.
 
-    `is_split`: for each optimizer, whether it may be cut. `unit`: how many elements stay together.
+    `is_split`: for each optimizer, whether it may be cut. `unit`: how many elements stay together;
+    None: a block, see `sums`.
 
     In bytes of each optimizer that is cut, a server has its equal share to within less than a unit,
     and the head is never below it.
     """
+    unit = unit or sums.BLOCK
     assert unit % ALIGNED == 0
     whole = Layout.of(spec)
     if servers == 1:
