@@ -169,7 +169,8 @@ class HeadShard(Shard):
         """Return everything that the next update depends on, from all servers."""
         own = super().state_dict()
         if self._gathered is None:
-            parts = [self.part_dict(), *self._others.collect()]
+            # Before all servers have joined, the head still has their parts itself.
+            parts = [self.part_dict(), *(self._unsent or self._others.collect())]
             self._gathered = merge_shard_state(parts, self._whole.spec, self._parts)
         # Options may have changed since then.
         pairs = zip(self._gathered["optimizers"], own["optimizers"], strict=True)
