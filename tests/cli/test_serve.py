@@ -11,6 +11,7 @@ from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
 
 QUIET = "def trouble(run): pass\n"
+JOIN = "serve --connect 127.0.0.1:1 --token-file t"
 
 
 def start(folder, *words):
@@ -49,6 +50,47 @@ def test_workers_started_elsewhere_train_with_the_server(script, tmp_path, trans
     assert moved == [transport == "tcp"] * 10
 
 
+def test_another_server_joins_the_first(script, tmp_path):
+    """All processes are started as users start them."""
+    path = script(TRAINING + QUIET + LOOP)
+    words = ("-w", 2, "--steps", 5, "--servers", 2, "--token-file", "token")
+    head = start(tmp_path, "serve", *words, "--out", "run", path, tmp_path)
+    join = ("--connect", address_of(head), "--token-file", "token", "--number")
+    server = start(tmp_path, "serve", *join, 1, path, tmp_path)
+    workers = [start(tmp_path, "work", *join, number, path, tmp_path) for number in range(2)]
+    for process in [server, *workers]:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    out, err = head.communicate()
+    assert head.returncode == 0, err
+    assert "sync with 2 workers: 5 updates" in out
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    audit(trace)
+    assert trace.header.about["servers"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("number", "width", "what"),
+    [
+        (2, "8", "the servers of this run are 0 to 1, got server 2"),
+        (1, "9", "the server's script differs from the head's: its parameters differ"),
+    ],
+)
+def test_server_that_does_not_belong_to_the_run_is_refused(script, tmp_path, number, width, what):
+    path = script(TRAINING + QUIET + LOOP)
+    other = tmp_path / "other.py"
+    other.write_text(path.read_text().replace("8", width))
+    words = ("-w", 1, "--steps", 5, "--servers", 2, "--token-file", "token")
+    head = start(tmp_path, "serve", *words, "--out", "run", path, tmp_path)
+    join = ("--connect", address_of(head), "--token-file", "token", "--number")
+    server = start(tmp_path, "serve", *join, number, other, tmp_path)
+    _, err = server.communicate()
+    head.terminate()
+    head.communicate()
+    assert server.returncode == 1
+    assert what in err
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -56,10 +98,31 @@ def test_workers_started_elsewhere_train_with_the_server(script, tmp_path, trans
         ("serve --listen 29400 script.py", 2, "an address must be HOST:PORT"),
         ("serve --listen 127.0.0.1:99999 script.py", 2, "an address must be HOST:PORT"),
         ("serve", 2, "no script given"),
+        ("serve --servers 101 script.py", 2, "servers must be between 1 and 100, got 101"),
+        ("serve --number 1 script.py", 2, "--number needs --connect"),
+        ("serve --connect 127.0.0.1:1 script.py", 2, "--connect also needs --number"),
+        ("serve --connect 127.0.0.1:1 --number 1 script.py", 2, "and --token-file"),
+        (f"{JOIN} --number 1 no.py", 2, "script no.py does not exist"),
+        (f"{JOIN} --number 1", 2, "no script given"),
+        (f"{JOIN} --number 1 --listen 0:x script.py", 2, "an address must be HOST:PORT"),
+        (f"{JOIN} --number 1 --tls-ca no.pem script.py", 2, "no.pem"),
+        (
+            "serve --connect 127.0.0.1:0 --number 1 --token-file t script.py",
+            2,
+            "--connect needs the port of the server, got 127.0.0.1:0",
+        ),
+        (
+            "serve --connect 127.0.0.1:1 --number 1 --token-file no script.py",
+            2,
+            "cannot read the token in ",
+        ),
+        (f"{JOIN} --number 1 --listen 0.0.0.0:0 script.py", 2, "chmod 600"),
     ],
 )
 def test_wrong_input_is_one_line(call, script, tmp_path, wrong):
     script(TRAINING + QUIET + LOOP)
+    (tmp_path / "t").write_text("a" * 64)
+    (tmp_path / "t").chmod(0o644)
     refuse_wrong_input(call, tmp_path, wrong)
 
 

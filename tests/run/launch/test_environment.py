@@ -26,9 +26,10 @@ WITH_SOCKET = Identity("unix:@name", Path("/run/token"), Path("/run"), None, lis
 
 WITH_TLS = replace(SERVER, tls=TlsFiles("/cert", "/key", "/ca"))
 WITH_CA = replace(WORKER, tls=TlsFiles(ca="/ca"))
+OTHER_SERVER = replace(SERVER, run_dir=Path(), server=2, listen="tcp:10.0.0.6:29401")
 
 
-@pytest.mark.parametrize("who", [SERVER, WORKER, WITH_SOCKET, WITH_TLS, WITH_CA])
+@pytest.mark.parametrize("who", [SERVER, WORKER, WITH_SOCKET, WITH_TLS, WITH_CA, OTHER_SERVER])
 def test_identity_survives_the_environment(who):
     assert identity(variables(who)) == who
 
@@ -54,12 +55,38 @@ def test_process_without_a_role_has_no_identity():
         (WORKER, {"PACELINE_WORKER": "-1"}, "the number of a worker, got '-1'"),
         (WORKER, {"PACELINE_WORKER": "first"}, "the number of a worker, got 'first'"),
         (WORKER, {"PACELINE_WORKER": "²"}, "the number of a worker, got '²'"),
+        (SERVER, {"PACELINE_SERVER": "-1"}, "the number of a server, got '-1'"),
+        (SERVER, {"PACELINE_SERVER": "first"}, "the number of a server, got 'first'"),
+        (SERVER, {"PACELINE_SERVER": ""}, "the number of a server, got ''"),
+        (OTHER_SERVER, {"PACELINE_ADDRESS": None}, "'server', but PACELINE_ADDRESS is not set"),
     ],
 )
 def test_bad_environment_is_named(who, changes, what):
     environ = {**variables(who), **changes}
     with pytest.raises(SpecError, match=what):
         identity({name: value for name, value in environ.items() if value is not None})
+
+
+def test_another_server_needs_no_run_folder():
+    environ = variables(OTHER_SERVER)
+    environ.pop("PACELINE_RUN_DIR", None)
+    assert identity(environ) == OTHER_SERVER
+
+
+def test_only_the_first_server_is_the_head():
+    assert [who.is_head for who in (SERVER, OTHER_SERVER, WORKER)] == [True, False, False]
+
+
+def test_worker_has_no_server_number_of_the_environment():
+    environ = {**variables(WORKER), "PACELINE_SERVER": "2"}
+    assert identity(environ).server == 0
+
+
+def test_adopted_identity_has_nothing_of_another_server(monkeypatch):
+    for name in (*variables(SERVER), "PACELINE_THREADS", "PACELINE_SERVER", "PACELINE_LISTEN"):
+        monkeypatch.setenv(name, "2")
+    adopt(SERVER, threads=2)
+    assert identity() == SERVER
 
 
 def test_worker_needs_no_run_folder():

@@ -26,11 +26,11 @@ from paceline.core.events import (
     SendParams,
     StartTimer,
 )
-from paceline.errors import SpecError
 from paceline.leases import Use
 from paceline.run.net import messages
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
+from paceline.run.server.other_servers import PartFailed
 from paceline.run.server.progress import Progress
 from paceline.run.server.roster import Peer, Roster
 from paceline.run.server.run_failure import RunFailure
@@ -176,11 +176,14 @@ class Executor:
         began = self._clock.now()
         try:
             sq_norm = self._versions.make(action)
+        except PartFailed as error:
+            self._shard.skip(action.update)
+            self.fail(str(error))
+            return
         except Exception as error:  # raised by the script's own optimizer or scheduler, say
             print_exc()
             self._shard.skip(action.update)
-            self._has_failed = True
-            self._failures.fail(f"update {action.update} failed: {error!r}")
+            self.fail(f"update {action.update} failed: {error!r}")
             return
         apply_s = self._clock.now() - began
         for contribution in action.contributions:
@@ -298,8 +301,8 @@ class Executor:
         """
         try:
             what = first_spoiled(self._shard.state_dict())
-        except SpecError as error:
-            self._failures.fail(str(error))
+        except PartFailed as error:
+            self.fail(str(error))
             return True
         if not what:
             return False
@@ -308,6 +311,11 @@ class Executor:
             self._progress.say(reason)
         self._failures.fail(reason)
         return True
+
+    def fail(self, reason: str) -> None:
+        """End the run as a failure, and don't save what only a part of the servers has made."""
+        self._has_failed = True
+        self._failures.fail(reason)
 
     def _fail_if_spoiled(self) -> None:
         """Fail the run if a version that was to be saved contains NaN or infinity."""
@@ -345,14 +353,13 @@ class Executor:
         """
         if self._has_failed or self._decider.ledger.finished:  # `end_run` saves the last version
             return
-        to_ask = {p.worker: p for p in self._roster.active if self._computes_again(p)}
-        idle = [peer.worker for peer in self._roster.active if peer.worker not in to_ask]
         try:
             saved = self._saved()
-        except SpecError as error:  # another server has failed to make this version
-            self._has_failed = True
-            self._failures.fail(str(error))
+        except PartFailed as error:
+            self.fail(str(error))
             return
+        to_ask = {p.worker: p for p in self._roster.active if self._computes_again(p)}
+        idle = [peer.worker for peer in self._roster.active if peer.worker not in to_ask]
         if self._checkpointer.save(saved, idle, to_ask.keys(), time):
             for peer in to_ask.values():
                 self._roster.send(peer, messages.PositionRequest(self._checkpointer.checkpoint))

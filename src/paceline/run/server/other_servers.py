@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from paceline.errors import PeerLost, ProtocolError, SpecError
+from paceline.errors import PacelineError, PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
@@ -29,7 +29,7 @@ from paceline.run.net.transport import Moved, PeerEnd, ServerConnections
 from paceline.run.tensors.layout import TrainingState, difference
 from paceline.run.tensors.partition import Part
 
-__all__ = ["OtherServers", "ServerLost"]
+__all__ = ["OtherServers", "PartFailed", "ServerLost"]
 
 T = TypeVar("T")
 
@@ -46,6 +46,10 @@ class ServerLost(SystemExit):
     def __init__(self, why: str) -> None:
         super().__init__(SERVER_LOST)
         self.why = why
+
+
+class PartFailed(PacelineError):
+    """An error on another server, such as one of the optimizer: the run can't go on."""
 
 
 class OtherServers:
@@ -157,7 +161,7 @@ class OtherServers:
     def answers(self, kind: type[T]) -> list[T]:
         """Wait until every server has sent a message of this kind; return them in order.
 
-        Raises ServerLost, or SpecError if a server reports that it has failed.
+        Raises ServerLost, or PartFailed if a server reports that it has failed.
         """
         found: dict[int, T] = {}
         while True:
@@ -165,7 +169,7 @@ class OtherServers:
                 self._receive(number, kind, found)
             self.waits_for = tuple([number for number in self._ends if number not in found])
             if self.failure:
-                raise SpecError(self.failure)
+                raise PartFailed(self.failure)
             if not self.waits_for:
                 return [found[number] for number in sorted(found)]
             self.connections.wait_among([self._ends[n] for n in self.waits_for], ANSWER_S)

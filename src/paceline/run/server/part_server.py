@@ -211,6 +211,7 @@ class PartSession:
         self._slots: dict[int, Views] = {}  # by the number of the worker
         self._to_load: told.LoadPart | told.LoadOptimizerPart | None = None
         self._is_over = False
+        self._has_failed = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             **self._connection_handlers(),
             **self._shard_handlers(),
@@ -245,7 +246,13 @@ class PartSession:
             self._handlers[type(message)](message)
         except PeerLost:
             raise
-        except Exception as error:  # raised by the script's own optimizer, say
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Report an error; only the first, because others follow from it."""
+        if not self._has_failed:
+            self._has_failed = True
             print_exc()
             self._head.send(told.ServerFailed(f"{type(error).__name__}: {error}"[:1000]))
 
@@ -340,9 +347,9 @@ class PartSession:
         try:
             self._shard.step(message.update, message.scale)
             self._shard.publish(message.update)
-        except Exception:
-            self._shard.skip(message.update)  # workers still get the version, and then the end
-            raise
+        except Exception as error:  # raised by the optimizer, say
+            self._fail(error)
+            self._shard.skip(message.update)  # workers still get a last version
 
     def _on_skip(self, message: told.SkipUpdate) -> None:
         if message.update > self._shard.version:  # otherwise only the head's step has failed

@@ -200,7 +200,8 @@ class Server:
 
     def _note_others(self) -> None:
         """Act on what other servers have reported."""
-        self._failures.fail(self._others.failure)
+        if self._others.failure:
+            self._executor.fail(self._others.failure)
         for end, reason in self._others.take_lost_peers():
             self._roster.lose(end, reason)
 

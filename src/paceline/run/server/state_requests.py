@@ -9,6 +9,7 @@ from paceline.errors import ProtocolError, SpecError
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.executor import Executor
+from paceline.run.server.other_servers import PartFailed
 from paceline.run.server.roster import Roster
 from paceline.run.tensors.shard import Shard
 
@@ -39,7 +40,7 @@ class StateRequests:
             else:
                 state = self._shard.optimizer_state(message.optimizer)
             end.send_state(state, message.what)
-        except SpecError as error:
+        except (SpecError, PartFailed) as error:
             raise ProtocolError(str(error)) from None
 
     def on_upload(self, end: PeerEnd, message: messages.StateUpload) -> None:

@@ -249,7 +249,8 @@ class Shard:
         _copy(pending.counters, views.counter_flats)
         if self.average is not None and self._ema is not None:
             for means, own in zip(self.average, views.parameters, strict=True):
-                torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._ema)
+                if own:  # one of several servers may have no parameters of an optimizer
+                    torch._foreach_lerp_(means, [_widened(p) for p in own], 1 - self._ema)
         self._end_update(update)
         self._wary_updates = max(0, self._wary_updates - 1)
         return bad_buffers_from

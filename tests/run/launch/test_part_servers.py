@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The other servers of a run on this machine: which are created, and which are killed."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from paceline.run.launch.environment import Identity
+from paceline.run.launch.hangs import FROZEN_SERVER_S
+from paceline.run.launch.part_servers import PartServers
+from paceline.run.launch.processes import Child
+from paceline.run.system import System
+
+HEAD = Identity("tcp:127.0.0.1:29400", Path("/run/token"), Path("/run"), None)
+
+
+class World:
+    """A clock, stopped processes, and the signals that processes got."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.stopped = set()  # pids
+        self.signals = []
+        self.system = System(monotonic=lambda: self.now, is_stopped=self.stopped.__contains__)
+
+    def signal(self, child, number):
+        self.signals.append((child.name, number))
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def servers(world):
+    """Two servers besides the head, which run."""
+    found = PartServers(world, world.system)
+    found.create(HEAD, 3, threads=2)
+    for number, child in enumerate(found.children, start=1):
+        child.pid = number
+    return found
+
+
+def test_all_servers_but_the_head_are_created(servers):
+    assert [child.name for child in servers.children] == ["server 1", "server 2"]
+    assert [child.who.server for child in servers.children] == [1, 2]
+    assert {child.threads for child in servers.children} == {2}
+    for child in servers.children:
+        assert child.who.address == HEAD.address
+        assert not child.who.is_head
+        assert child in servers
+
+
+def test_run_with_one_server_has_no_others(world):
+    servers = PartServers(world, world.system)
+    servers.create(HEAD, 1, threads=2)
+    assert servers.children == []
+    assert servers.end_frozen() == []
+    assert Child("server", HEAD, 2) not in servers
+
+
+def test_stopped_server_is_killed_after_a_while(world, servers):
+    world.stopped.add(2)
+    assert servers.end_frozen() == []
+    world.now += FROZEN_SERVER_S - 0.1
+    assert servers.end_frozen() == []
+    world.now += 0.1
+    assert [child.name for child in servers.end_frozen()] == ["server 2"]
+    assert world.signals == [("server 2", signal.SIGKILL)]
+
+
+def test_server_that_continues_is_not_killed(world, servers):
+    """Being stopped again later begins a new period."""
+    for _ in range(3):
+        world.stopped.add(1)
+        assert servers.end_frozen() == []
+        world.now += FROZEN_SERVER_S - 0.1
+        assert servers.end_frozen() == []
+        world.stopped.clear()
+        world.now += 0.1
+        assert servers.end_frozen() == []
+    assert world.signals == []
+
+
+def test_stopped_server_that_exits_is_not_killed(world, servers):
+    """Its next process may be stopped for as long as any other."""
+    world.stopped.add(1)
+    assert servers.end_frozen() == []
+    servers.children[0].pid = None
+    world.now += FROZEN_SERVER_S
+    assert servers.end_frozen() == []
+    servers.children[0].pid = 3
+    world.stopped.add(3)
+    assert servers.end_frozen() == []
+    assert world.signals == []
