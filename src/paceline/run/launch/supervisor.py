@@ -322,8 +322,8 @@ class Supervisor:
         self._stop_idle_server()
 
     def _end_if_no_worker_is_left(self) -> None:
-        if self._is_any_worker_running or not self._have_workers_started:
-            return
+        if self._is_any_worker_running or not (self._workers and self._have_workers_started):
+            return  # without workers, all of them are elsewhere
         alike = self._all_failed_alike()
         if not alike and any(worker.start_at is not None for worker in self._workers):
             return
