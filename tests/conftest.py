@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Rules for every test: it leaves no thread, changes no environment variable and never sleeps."""
 
+import gc
 import os
+import pkgutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from fakes import make_decider
+from paceline import core, sim
 from paceline.core.decider import Decider
 from paceline.core.policy import Policy
 
@@ -27,6 +32,9 @@ settings.load_profile("without deadline")
 # Tests of a closed terminal need it, also if they were started with `nohup`.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# What is imported stays. Looking for garbage among it would double the time of the imports.
+gc.disable()
+
 OUR_CODE = (
     str(Path(__file__).parent),
     str(Path(__file__).parent.parent / "src"),
@@ -39,6 +47,29 @@ SET_BY_OTHERS = (
 )
 
 
+@contextmanager
+def without_coverage() -> Iterator[None]:
+    """Measure no coverage for a while; it slows everything down."""
+    tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type] # turns it off
+    yield
+    sys.settrace(tracer)
+    threading.settrace(tracer_of_threads)  # type: ignore[arg-type] # None turns it off
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Measure coverage of the measured modules' own import, but not while tests are collected."""
+    for package in (core, sim):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
+    with without_coverage():
+        yield
+    gc.enable()
+    gc.freeze()  # neither does any test need to look for garbage there
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Measure coverage only in the tests of core and sim, except the long ones.
@@ -46,14 +77,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     Coverage triples the time of a simulation, and pytest-cov's own marker has no effect under
     pytest-xdist.
     """
-    tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
     is_covered = {"core", "sim"} & set(item.path.relative_to(Path(__file__).parent).parts)
-    if not is_covered or item.get_closest_marker("uncounted"):
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type] # turns it off
-    yield
-    sys.settrace(tracer)
-    threading.settrace(tracer_of_threads)  # type: ignore[arg-type] # None turns it off
+    if is_covered and not item.get_closest_marker("uncounted"):
+        yield
+    else:
+        with without_coverage():
+            yield
 
 
 @pytest.fixture(autouse=True)

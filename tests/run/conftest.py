@@ -9,8 +9,15 @@ import torch
 
 from certificates import Authority
 from cli_fixtures import Call
+from paceline.run.launch import restarts
 from paceline.run.net.tls import TlsFiles
 from server_harness import STEPS, Harness, Served, no_intruder, serve
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restart processes soon after they died."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture

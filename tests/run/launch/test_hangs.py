@@ -11,7 +11,7 @@ import pytest
 
 from failures import TRAINING, troubled
 from paceline.errors import PeerLost
-from paceline.run.launch import hangs, restarts
+from paceline.run.launch import hangs
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.hangs import (
     ASK_S,
@@ -350,7 +350,6 @@ optimizer = Freezing(model.parameters(), lr=0.1)
     ],
 )
 def test_frozen_server_is_replaced(launch, monkeypatch, how, why):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(hangs, "FROZEN_SERVER_S", 0.3)
     monkeypatch.setattr(hangs, "HUNG_SERVER_S", 1.0)
     source = "import threading\n" + troubled(FREEZE_ONCE.replace("HOW", how) + QUIET)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from failures import LOOP, TRAINING, counts, troubled
+from paceline.run.launch import hangs, stop_signals
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Ended
 from paceline.watch.audit import audit
@@ -235,7 +236,9 @@ def trouble(run):
     assert ran.err == ""
 
 
-def test_second_interrupt_kills_the_run(call, script):
+def test_second_interrupt_kills_the_run(call, script, monkeypatch):
+    monkeypatch.setattr(stop_signals, "SAME_S", 0.0)  # the second one isn't taken for the first
+    monkeypatch.setattr(hangs, "STOP_WORKERS_S", PATIENCE_S)  # it isn't killed for being late
     source = f"""
 def trouble(run):
     if run.worker == 1 and run.version == 5:
@@ -303,7 +306,7 @@ if ROLE == "server" and not was_told("struck--1"):
     ran = launch(troubled(source + QUIET), steps=3, restart=True)
     assert ran.code == 0
     assert [update.update for update in ran.trace.updates()] == [1, 2, 3]
-    assert "server was killed by SIGKILL; restarting in 0.5 s (attempt 1 of 5)" in ran.err
+    assert "server was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)" in ran.err
 
 
 # ------------------------------------------------------- the command itself, as a user starts it

@@ -278,7 +278,7 @@ def test_server_killed_before_the_launcher_heard_of_the_end_is_restarted_to_end_
 def check_restarted_to_end(ran):
     assert ran.code == 0, ran.err
     assert messages(ran.err) == [
-        "server was killed by SIGKILL; restarting in 0.5 s (attempt 1 of 5)"
+        "server was killed by SIGKILL; restarting in 0.01 s (attempt 1 of 5)"
     ]
     assert [r.version for r in ran.trace.records if isinstance(r, Restored)] == [STEPS]
     assert (ran.trace.records[-1].version, ran.trace.records[-1].reason) == (STEPS, FINISHED)

@@ -8,7 +8,7 @@ import pytest
 from failures import counts, joins_and_leaves, troubled
 from paceline.run.launch import restarts
 from paceline.run.launch.launcher import Launcher
-from paceline.run.launch.restarts import RestartBackoff
+from paceline.run.launch.restarts import FIRST_PAUSE_S, RestartBackoff
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 
@@ -25,11 +25,6 @@ def count_starts():
 
 START = count_starts()
 """
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -263,6 +258,11 @@ def trouble(run):
 
 
 # -------------------------------------------------------------------------------------- the pauses
+
+
+def test_first_pause_is_half_a_second(monkeypatch):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", FIRST_PAUSE_S)
+    assert RestartBackoff().next_pause_s(0) == 0.5
 
 
 def test_pauses_double_up_to_a_limit_and_progress_resets_them(monkeypatch):

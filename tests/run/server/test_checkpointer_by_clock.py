@@ -4,7 +4,6 @@
 import pytest
 
 from failures import TRAINING, troubled
-from paceline.run.launch import restarts
 from paceline.trace.schema import Restored
 from plain import train, weights
 
@@ -34,9 +33,8 @@ keep(run, lr=optimizer.param_groups[0]["lr"])
 """
 
 
-def test_run_continues_from_a_version_that_was_saved_while_a_worker_hung(launch, monkeypatch):
+def test_run_continues_from_a_version_that_was_saved_while_a_worker_hung(launch):
     """The gradient that worker 0 had reported is lost with the server, and computed again."""
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
     ran = launch(troubled(TROUBLE), steps=6, restart=True, checkpoint_every="1s")
     assert ran.code == 0, ran.err
     [restored] = [record.version for record in ran.trace.records if isinstance(record, Restored)]
@@ -47,8 +45,7 @@ def test_run_continues_from_a_version_that_was_saved_while_a_worker_hung(launch,
             assert mine.allclose(theirs)
 
 
-def test_turns_that_are_computed_again_do_not_step_a_scheduler_twice(launch, monkeypatch):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
+def test_turns_that_are_computed_again_do_not_step_a_scheduler_twice(launch):
     source = troubled(TROUBLE, SCHEDULED_LOOP)
     ran = launch(source, steps=6, restart=True, checkpoint_every="1s")
     assert ran.code == 0, ran.err

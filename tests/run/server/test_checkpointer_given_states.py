@@ -7,7 +7,6 @@ Nothing is trained: the momentum halves with each update, so it shows what was l
 import pytest
 
 from failures import HELPERS, TRAINING
-from paceline.run.launch import restarts
 from paceline.trace.schema import Restored
 
 STEPS = 8
@@ -47,11 +46,6 @@ momentum = optimizer.state_dict()["state"][0]["momentum_buffer"]
 keep(run, momentum=float(momentum.max()))
 """
 )
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ of a run whose server wasn't.
 import pytest
 
 from failures import HELPERS
-from paceline.run.launch import restarts
 from paceline.trace.schema import Restored
 from plain import assert_same
 
@@ -75,11 +74,6 @@ NESTED = (
     "S.SequentialLR(optimizer, [S.LinearLR(optimizer, total_iters=3),"
     " S.StepLR(optimizer, step_size=2, gamma=0.5)], milestones=[3])"
 )
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture
