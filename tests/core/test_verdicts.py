@@ -7,6 +7,7 @@ import pytest
 
 from fakes import POLICY_TABLE, Cluster, random_steps, state_of, view_of
 from paceline.core.events import Fate
+from paceline.core.policies import Backup
 from paceline.core.policy import Policy
 from paceline.core.verdicts import Forecast, can_update, judge
 
@@ -31,7 +32,15 @@ class TakesFreshPairs(Policy):
         return Fate.STALE if is_old else Fate.ACCEPTED
 
 
-@pytest.mark.parametrize("policy", [*POLICY_TABLE, TakesFreshPairs()], ids=str)
+class StopsCounting(Backup):
+    """A user's rule: every second update takes a single gradient."""
+
+    def is_due(self, ledger):
+        enough = 1 if ledger.version % 2 else self.needed(ledger)
+        return len(ledger.next_tally.contributions) >= enough
+
+
+@pytest.mark.parametrize("policy", [*POLICY_TABLE, TakesFreshPairs(), StopsCounting(1)], ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_forecast_accepts_what_the_decider_accepts_after_the_same_arrivals(policy, seed):
     cluster, rng = Cluster.of(policy), Random(seed)
@@ -53,6 +62,32 @@ def test_update_has_room_for_no_more_gradients_than_it_needs():
 
     assert forecast_of(cluster, 0).accepts(2)
     assert not forecast_of(cluster, 0, 1).accepts(2)
+
+
+def test_update_is_forecast_without_a_worker_that_tries_again():
+    cluster = Cluster.of("backup:0")
+    cluster.arrive(1, finite=False)  # nothing waits for its second try
+
+    assert forecast_of(cluster, 0).accepts(1)
+    assert not forecast_of(cluster, 0, 2).accepts(1)
+
+
+@pytest.mark.parametrize("policy", ["sync", "backup:1"])
+def test_contributions_are_counted_but_not_copied(policy):
+    """With thousands of workers, a copy for each of their gradients would take too long."""
+
+    class Contributions(list):
+        def __iter__(self):
+            raise AssertionError
+
+    cluster = Cluster.of(policy, 5)
+    cluster.arrive(0)
+    tally = cluster.decider.ledger.next_tally
+    tally.contributions = Contributions(tally.contributions)
+
+    assert forecast_of(cluster, 1).accepts(4)
+    assert forecast_of(cluster, 1, 2).accepts(4)
+    assert forecast_of(cluster, 1, 2, 3).accepts(4) is (policy == "sync")
 
 
 def test_arrived_gradients_take_up_room_too():

@@ -20,9 +20,7 @@ from paceline.core.events import Fate
 from paceline.leases import LeaseBook
 from paceline.run.launch.part_servers import PartServers
 from paceline.run.launch.supervisor import Supervisor
-from paceline.run.net.data_peer import PartPeer
 from paceline.run.net.payload_stream import PayloadReceiver
-from paceline.run.net.tcp import TcpPeer
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.executor import Executor
 from paceline.run.server.head_shard import HeadShard
@@ -252,15 +250,6 @@ def _only_on_head(right: Any) -> Any:
     return Shard.release_slot
 
 
-def _whatever_arrives(right: Any) -> Any:
-    """A part that was withdrawn counts for the gradient that is awaited now."""
-
-    def part_arrived(self: Any, payload: int, *moved: Any) -> Any:
-        return right(self, self._awaited if self._awaited else payload, *moved)
-
-    return part_arrived
-
-
 MUTANTS = (
     Mutant("batches of a dead worker aren't leased again", LeaseBook, "release", _nothing, 4),
     Mutant("a restored run forgets undone batches", LeaseBook, "restore", _forgets_undone, 3),
@@ -291,10 +280,7 @@ MUTANTS = (
     Mutant("a gradient of a dead worker stays announced", Transfers, "forget", _nothing, 29),
     Mutant("payloads end too early", PayloadReceiver, "_end_if_complete", _all_at_once, 1),
     Mutant("the parts of other servers aren't awaited", OtherServers, "expect", _expects_none, 1),
-    Mutant("a withdrawn part counts", TcpPeer, "part_arrived", _whatever_arrives, 1),
-    Mutant("other servers keep withdrawn parts", PartPeer, "skip", _nothing, 1),
-    Mutant("other servers don't release slots", HeadShard, "release_slot", _only_on_head, 1),
+    Mutant("other servers don't release slots", HeadShard, "release_slot", _only_on_head, 15),
     Mutant("other servers aren't loaded", HeadShard, "send_parts", _nothing, 1),
-    Mutant("workers lost by other servers stay", Server, "_note_others", _nothing, 1),
-    Mutant("stopped servers but the head stay", PartServers, "end_frozen", _no_list, 1),
+    Mutant("stopped servers but the head stay", PartServers, "end_frozen", _no_list, 5),
 )

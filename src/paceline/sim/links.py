@@ -75,8 +75,11 @@ class Links:
         self._engine = engine
         self._network = network
         self._capacity: dict[Resource, float] = {}
-        for server in range(network.servers):
-            bandwidth = network.link(server) if network.beside else network.bandwidth
+        # On hosts of their own, servers have equally full links at any time: one stands for all.
+        self._servers = network.servers if network.beside else 1
+        together = network.bandwidth * network.servers
+        for server in range(self._servers):
+            bandwidth = network.link(server) if network.beside else together
             self._capacity[server, "up"] = self._capacity[server, "down"] = bandwidth
         self._groups: dict[Hashable, Group] = {}
         self._stalled: set[int] = set()
@@ -180,9 +183,9 @@ class Links:
     def _new_group(self, direction: Direction, worker: int) -> Group:
         network = self._network
         is_beside = network.hosts_server(worker)
-        share = 1 / network.servers
+        share = 1 / self._servers
         opposite: Direction = "down" if direction == "up" else "up"
-        others = [s for s in range(network.servers) if not (is_beside and s == worker)]
+        others = [s for s in range(self._servers) if not (is_beside and s == worker)]
         uses: dict[Resource, float] = {(server, opposite): share for server in others}
         if is_beside and others:
             uses[worker, direction] = share * len(others)
