@@ -35,6 +35,11 @@ class DataPeer:
         self._stream = stream
 
     @property
+    def is_attached(self) -> bool:
+        """Whether it has its data connection."""
+        return self._stream is not None
+
+    @property
     def has_unsent(self) -> bool:
         """Whether to call `send_data` when the data connection takes more."""
         return bool(self._sender) and not self._lost_by

@@ -34,6 +34,7 @@ __all__ = ["OtherServers", "PartFailed", "ServerLost"]
 T = TypeVar("T")
 
 LEAVE_S = 5.0  # for servers to leave after the end
+SAY_S = 10.0  # between two lines about servers that the run is waiting for
 ANSWER_S = 0.5  # how often the head looks up while it waits for an answer
 
 
@@ -67,10 +68,6 @@ class OtherServers:
         self.is_split = tuple(is_split)
         self.connections: ServerConnections  # set before the first message can arrive
         self.welcome = welcome
-        self.on_tick: Callable[[], None] = lambda: None
-        """Called now and then while the head waits for an answer."""
-        self.waits_for: tuple[int, ...] = ()
-        """The servers that the head is waiting for an answer from."""
         self.failure = ""
         """Why the run can't go on; "" if it can."""
         self._whole = whole
@@ -79,6 +76,7 @@ class OtherServers:
         self._peers: dict[int, TcpPeer] = {}  # of workers, by their number at the other servers
         self._lost_peers: list[tuple[TcpPeer, str]] = []
         self._next_peer = count(1)
+        self._say_at: float | None = None  # when to say that servers are awaited
         self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             PartArrived: self._on_part_arrived,
             PartLost: self._on_part_lost,
@@ -115,6 +113,8 @@ class OtherServers:
             raise ProtocolError(
                 f"the servers of this run are 0 to {self.servers - 1}, got server {join.number}"
             )
+        if not end.is_attached:
+            raise ProtocolError("a server needs its data connection before it joins")
         if join.number in self._ends:
             raise ProtocolError(f"there is already a server {join.number}")
         if join.release != RELEASE:
@@ -167,13 +167,29 @@ class OtherServers:
         while True:
             for number in self.numbers:
                 self._receive(number, kind, found)
-            self.waits_for = tuple([number for number in self._ends if number not in found])
+            awaited = [number for number in self._ends if number not in found]
             if self.failure:
                 raise PartFailed(self.failure)
-            if not self.waits_for:
+            self._note_awaited(awaited)
+            if not awaited:
                 return [found[number] for number in sorted(found)]
-            self.connections.wait_among([self._ends[n] for n in self.waits_for], ANSWER_S)
-            self.on_tick()
+            self.connections.wait_among([self._ends[n] for n in awaited], ANSWER_S)
+
+    def note_missing(self) -> None:
+        """Say which servers the run waits for before it can begin, if that takes long."""
+        if self.parts:
+            self._note_awaited(self.missing)
+
+    def _note_awaited(self, servers: list[int]) -> None:
+        """Say now and then which servers the run is waiting for."""
+        now = self.connections.system.monotonic() if servers else 0.0
+        if not servers:
+            self._say_at = None
+        elif self._say_at is None:
+            self._say_at = now + SAY_S
+        elif now >= self._say_at:
+            self._say_at = now + SAY_S
+            print(f"waiting for server {', '.join(map(str, servers))}", flush=True)
 
     def _receive(self, number: int, kind: type[T], found: dict[int, T]) -> None:
         """Take what a server has sent; keep its answer."""

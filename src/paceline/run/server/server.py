@@ -158,19 +158,20 @@ class Server:
         """
         try:
             self._serve()
+            assert self._end is not None
+            self._run_end.save(self._end)
         except ServerLost as error:
             self._progress.say(f"{error.why}; all servers go back to the last checkpoint")
             self._checkpointer.wait()
             self._recorder.close()
             self._connections.shut_down()
             raise
-        assert self._end is not None
-        self._run_end.save(self._end)
         self._others.end()
         self._connections.shut_down()
         return self._failures.failure or ("" if self._end.version else "no update was made")
 
     def _serve(self) -> None:
+        """Handle news until all is done; no variable is a peer: a slot that was left would stay."""
         next_tick = self._monotonic()
         while not self._is_done():
             if self._monotonic() >= next_tick:
@@ -185,8 +186,6 @@ class Server:
             self._note_others()
             self._lose_broken()
 
-    # The loop above has no variable for a peer: it would keep the slot of a worker that has left.
-
     def _wait_for_news(self, until: float) -> None:
         """Wait for messages until then, and receive them; if there are none, use the time."""
         next_at = min(self._timers.next_at, self._transfers.next_at)
@@ -199,7 +198,8 @@ class Server:
             self._do_idle_work()
 
     def _note_others(self) -> None:
-        """Act on what other servers have reported."""
+        """Act on what other servers have reported, or haven't."""
+        self._others.note_missing()
         if self._others.failure:
             self._executor.fail(self._others.failure)
         for end, reason in self._others.take_lost_peers():
