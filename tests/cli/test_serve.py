@@ -2,12 +2,15 @@
 """`paceline serve`: the server of a run whose workers are elsewhere."""
 
 import subprocess
+import time
+from contextlib import suppress
 
 import pytest
 
 from cli_fixtures import SCRIPT, refuse_wrong_input
-from failures import LOOP, TRAINING
+from failures import LOOP, TRAINING, troubled
 from paceline.trace.reader import read_trace
+from paceline.trace.schema import Restored
 from paceline.watch.audit import audit
 
 QUIET = "def trouble(run): pass\n"
@@ -67,6 +70,43 @@ def test_another_server_joins_the_first(script, tmp_path):
     trace = read_trace(tmp_path / "run" / "trace.jsonl")
     audit(trace)
     assert trace.header.about["servers"] == "2"
+
+
+WAITING = """
+def trouble(run):
+    if run.version == 4 and not was_told("ready"):
+        wait_until((OUT / "run" / "checkpoints" / "0000000003.ckpt").exists)
+        tell("ready")
+        wait_for("killed")
+"""
+
+
+def test_killed_server_that_is_started_again_continues_the_run(script, tmp_path):
+    """The head's launcher restarts only the head: the other server is elsewhere."""
+    path = script(troubled(WAITING))
+    words = ("-w", 1, "--steps", 8, "--servers", 2, "--checkpoint-every", "1")
+    out = ("--token-file", "token", "--out", "run")
+    head = start(tmp_path, "serve", *words, *out, path, tmp_path)
+    join = ("--connect", address_of(head), "--token-file", "token", "--number")
+    server = start(tmp_path, "serve", *join, 1, path, tmp_path)
+    worker = start(tmp_path, "work", *join, 0, path, tmp_path)
+    until = time.monotonic() + 60
+    while not (tmp_path / "ready.word").exists():
+        assert time.monotonic() < until
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(timeout=0.05)
+    server.kill()
+    server.communicate()
+    (tmp_path / "killed.word").touch()
+    server = start(tmp_path, "serve", *join, 1, path, tmp_path)
+    for process in (server, worker, head):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    audit(trace)
+    [restored] = [record for record in trace.records if isinstance(record, Restored)]
+    assert restored.version in (3, 4)
+    assert [update.update for update in trace.updates()][-1] == 8
 
 
 @pytest.mark.parametrize(
