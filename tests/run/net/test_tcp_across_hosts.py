@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs across hosts, which are network namespaces: slow, lossy, delayed and cut links.
 
-The server is on host 0 and worker n on host n + 1. Each process enters its host when it starts.
+The server is on host 0 and worker n on host n + 1, or server n and worker n are both on host n. Each
+process enters its host when it starts.
 """
 
 import os
@@ -27,6 +28,7 @@ from paceline.run.net import address
 
 ROLE = os.environ["PACELINE_ROLE"]
 WORKER = int(os.environ.get("PACELINE_WORKER", "-1"))
+SERVER = int(os.environ.get("PACELINE_SERVER", "0"))
 
 def enter_host(name):
     with open(f"/run/netns/{name}") as file:
@@ -41,7 +43,10 @@ def hear(word):
         assert fifo.read() == word
 
 if ROLE == "worker":
-    enter_host(HOSTS[WORKER + 1])
+    enter_host(HOSTS[WORKER + 1 - ARE_BESIDE])
+elif SERVER:
+    enter_host(HOSTS[SERVER])
+    os.environ["PACELINE_LISTEN"] = f"tcp:{ADDRESSES[SERVER]}:0"
 torch.manual_seed(0)
 model = nn.Linear(WIDTH, WIDTH)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -71,12 +76,19 @@ class Across:
         self.hosts = hosts
 
     def run(self, *, before="", during="pass", width=1000, **options):
-        """Run the script with this code before it joins and after each step."""
+        """Run the script with this code before it joins and after each step.
+
+        With several `servers`, they are beside the workers.
+        """
         names = [self.hosts.namespace(host) for host in range(self.hosts.count)]
+        addresses = [self.hosts.address(host) for host in range(self.hosts.count)]
+        are_beside = "servers" in options
         source = SCRIPT.replace("BEFORE", before).replace("DURING", during.replace("\n", "\n    "))
-        source = f"HOSTS, WIDTH = {names!r}, {width}\n{source}"
+        source = f"HOSTS, ADDRESSES = {names!r}, {addresses!r}\n{source}"
+        source = f"WIDTH, ARE_BESIDE = {width}, {are_beside}\n{source}"
+        workers = self.hosts.count - (not are_beside)
         with self.hosts.inside(0):
-            return self._launch(source, workers=self.hosts.count - 1, **options)
+            return self._launch(source, workers=workers, **options)
 
     def when_told(self, word, act):
         """Act when the script tells this word."""
@@ -123,12 +135,33 @@ def gradients(ran, worker, fate=None):
     ]
 
 
+def on_one_host():
+    """Return the script for processes that stay where they are."""
+    source = SCRIPT.replace("enter_host(HOSTS[WORKER + 1 - ARE_BESIDE])", "pass")
+    return "WIDTH = 1000\n" + source.replace("BEFORE", "").replace("DURING", "pass")
+
+
+def test_servers_beside_all_workers_move_what_a_ring_does_and_equal_one_host(
+    across, launch, monkeypatch
+):
+    before = [across.hosts.bytes_sent(host) for host in range(4)]
+    there = across.run(steps=20, servers=4)
+    sent = [across.hosts.bytes_sent(host) - before[host] for host in range(4)]
+    monkeypatch.undo()
+    here = launch(on_one_host(), workers=4, steps=20)
+    assert (there.code, here.code) == (0, 0)
+    for worker in range(4):
+        assert torch.equal(there.kept[worker]["weight"], here.kept[worker]["weight"])
+    # 2 (W - 1) / W of the model in each step; a little more for packets, the beginning and the end.
+    ring = 2 * 3 / 4 * MODEL_BYTES * 20
+    assert all(0.9 * ring < one < 1.3 * ring for one in sent), [one / ring for one in sent]
+
+
 def test_sync_across_hosts_equals_sync_on_one_host_bit_for_bit(across, launch, monkeypatch):
     there = across.run(steps=8)
     moved = [one.pushed_bytes for one in gradients(there, 2)]
     monkeypatch.undo()
-    source = "WIDTH = 1000\n" + SCRIPT.replace("enter_host(HOSTS[WORKER + 1])", "pass")
-    here = launch(source.replace("BEFORE", "").replace("DURING", "pass"), workers=3, steps=8)
+    here = launch(on_one_host(), workers=3, steps=8)
     assert (there.code, here.code) == (0, 0)
     assert all(bytes_ >= MODEL_BYTES for bytes_ in moved)
     assert [one.pushed_bytes for one in gradients(here, 2)] == [0] * 8
