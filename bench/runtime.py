@@ -19,6 +19,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 from ddp_loop import train_with_ddp
+from one_server import Case, train
 from workloads import WORKLOADS
 
 from paceline.core.decider import Decider
@@ -31,7 +32,6 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
 from paceline.trace.event_records import Made, Measured, record_event
-from paceline.trace.reader import read_trace
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps that are not measured
@@ -95,24 +95,6 @@ def step_s_of_paceline(name: str, workers: int, forkserver: ForkServer) -> float
         return mean_step(times)
 
 
-def overhead_of_many(workers: int, waits_s: float, steps: int, forkserver: ForkServer) -> float:
-    """Return the mean seconds of a step beyond the injected delay."""
-    with tempfile.TemporaryDirectory() as folder:
-        spec = RunSpec(workers=workers, steps=steps)
-        settings = Settings(
-            spec=spec,
-            latency=f"{waits_s}s",
-            script=str(HERE / "paced.py"),
-            arguments=("tiny", str(Path(folder, "times"))),
-        )
-        launch = Launcher(settings, Path(folder), forkserver)
-        with contextlib.redirect_stdout(io.StringIO()):
-            code = launch.run()
-        assert code == 0
-        times = [update.t for update in read_trace(Path(folder, "trace.jsonl")).updates()]
-        return (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP) - waits_s
-
-
 def tracing(workers: int, updates: int) -> float:
     """Return the mean seconds to record an update and the gradients of all workers."""
     spec = RunSpec(workers=workers, steps=updates)
@@ -174,8 +156,9 @@ def measure(options: argparse.Namespace, forkserver: ForkServer) -> None:
             flush=True,
         )
     if not options.only:
-        many = median(overhead_of_many(64, 0.1, 50, forkserver) for _ in range(options.rounds))
-        print(f"overhead of a step with 64 tiny workers: {1e3 * many:.1f} ms")
+        many = Case("tiny", 64)
+        overhead_ms = median(train(many, forkserver).overhead_ms for _ in range(options.rounds))
+        print(f"overhead of a step with 64 tiny workers: {overhead_ms:.1f} ms")
         records = median(tracing(8, 2000) for _ in range(options.rounds))
         share = 100 * records / 5e-3
         print(f"tracing, 8 workers: {1e6 * records:.0f} us per update, {share:.1f} % of 5 ms")

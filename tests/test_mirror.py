@@ -19,6 +19,7 @@ ABOUT_THE_PROJECT = {
     "test_docs_lab.py",
     "test_docs_pilots.py",
     "test_docs_results.py",
+    "test_docs_scale.py",
     "test_examples.py",
     "test_exports.py",
     "test_hosts.py",
