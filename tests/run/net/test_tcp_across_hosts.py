@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs across hosts, which are network namespaces: slow, lossy, delayed and cut links.
 
-The server is on host 0 and worker n on host n + 1, or server n and worker n are both on host n. Each
+The server is on host 0 and worker n on host n + 1, or server n and worker n are on host n. Each
 process enters its host when it starts.
 """
 
