@@ -23,6 +23,7 @@ from paceline.spec import RunSpec
 from storm.liar import LIES
 from storm.scenario import (
     DISK_FAULTS,
+    OTHER_SERVER_FAULTS,
     RUN_FAULTS,
     SERVER_FAULTS,
     WORKER_FAULTS,
@@ -55,7 +56,9 @@ def test_no_law_is_broken(first):
 
 def test_every_kind_of_fault_is_planned():
     planned = {fault.kind for seed in range(1000) for fault in make_scenario(seed).faults}
-    assert planned == {*WORKER_FAULTS, *SERVER_FAULTS, *DISK_FAULTS, *RUN_FAULTS}
+    assert planned == {
+        *(*WORKER_FAULTS, *SERVER_FAULTS, *OTHER_SERVER_FAULTS, *DISK_FAULTS, *RUN_FAULTS)
+    }
 
 
 def test_same_seed_gives_the_same_story():

@@ -291,7 +291,7 @@ def test_error_on_another_server_ends_the_run_with_a_line(train, at):
     folder = train("raised", f"AT = {at}\n" + BROKEN, code=1)
     assert (folder / "raised.word").read_text() == str(pids(folder, 2)[0])
     err = (folder / "err").read_text()
-    assert err.count("server 2 failed: ValueError: enough") == 1
+    assert err.count("the run failed: server 2 failed: ValueError: enough") == 1
     assert err.count("Traceback") == 1
     assert "was killed" not in err
     assert [len(pids(folder, server)) for server in range(3)] == [1, 1, 1]

@@ -23,7 +23,14 @@ from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
 from paceline.run.net import server_messages as to_servers
 from paceline.run.net.messages import Assignment, RunEnded, Welcome
-from paceline.run.net.server_messages import JoinAsServer, PartArrived, PartLost, ServerFailed
+from paceline.run.net.server_messages import (
+    Blamed,
+    JoinAsServer,
+    PartArrived,
+    PartLost,
+    PartReduced,
+    ServerFailed,
+)
 from paceline.run.net.tcp import TcpPeer
 from paceline.run.net.transport import Moved, PeerEnd, ServerConnections
 from paceline.run.tensors.layout import TrainingState, difference
@@ -81,8 +88,8 @@ class OtherServers:
             PartArrived: self._on_part_arrived,
             PartLost: self._on_part_lost,
             ServerFailed: self._on_failed,
-            to_servers.PartReduced: self._on_unasked,
-            to_servers.Blamed: self._on_unasked,
+            PartReduced: self._on_unasked,
+            Blamed: self._on_unasked,
         }
 
     @classmethod
@@ -205,9 +212,16 @@ class OtherServers:
 
     def _take(self, end: TcpPeer, message: object) -> None:
         """Handle a message that isn't an answer."""
+        if self.ignores(end, message):
+            return
         if type(message) not in self.handlers:
             raise ProtocolError(f"expected no {type(message).__name__} now")
         self.handlers[type(message)](end, message)
+
+    def ignores(self, end: PeerEnd, message: object) -> bool:
+        """Return whether a message is an answer that the head no longer waits for."""
+        is_answer = isinstance(message, messages.StateUpload | PartReduced | Blamed)
+        return is_answer and self.failure != "" and self.number_of(end) is not None
 
     def collect(self) -> list[Any]:
         """Return the state of every server's part."""

@@ -199,9 +199,9 @@ class Server:
 
     def _note_others(self) -> None:
         """Act on what other servers have reported, or haven't."""
+        if failure := self._others.failure:
+            self._executor.fail(failure)
         self._others.note_missing()
-        if self._others.failure:
-            self._executor.fail(self._others.failure)
         for end, reason in self._others.take_lost_peers():
             self._roster.lose(end, reason)
 
@@ -241,7 +241,8 @@ class Server:
         """Handle the messages of a peer, which may break off."""
         try:
             for message in received:
-                self._handlers[type(message)](end, message)
+                if not self._others.ignores(end, message):
+                    self._handlers[type(message)](end, message)
         except ProtocolError as error:
             self._lose(end, f"broke the protocol: {error}", tell_it=str(error))
         except PeerLost as error:
@@ -311,8 +312,7 @@ class Server:
         self._handle(WorkerJoined(self._clock.now(), peer.worker))
 
     def _on_position_report(self, end: PeerEnd, message: messages.PositionReport) -> None:
-        worker = self._roster.member(end).worker
-        now = self._clock.now()
+        worker, now = self._roster.member(end).worker, self._clock.now()
         self._checkpointer.take_position(worker, message.checkpoint, message.position, now)
 
     # --------------------------------------------------------------------- deciding, performing
