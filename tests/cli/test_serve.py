@@ -90,7 +90,7 @@ def test_killed_server_that_is_started_again_continues_the_run(script, tmp_path)
     join = ("--connect", address_of(head), "--token-file", "token", "--number")
     server = start(tmp_path, "serve", *join, 1, path, tmp_path)
     worker = start(tmp_path, "work", *join, 0, path, tmp_path)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while not (tmp_path / "ready.word").exists():
         assert time.monotonic() < until
         with suppress(subprocess.TimeoutExpired):

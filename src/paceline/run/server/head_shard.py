@@ -196,8 +196,10 @@ class HeadShard(Shard):
 
     def load_optimizer_state(self, index: int, state: Any) -> None:
         """Load a worker's state of an optimizer; raises ProtocolError if it can't be used."""
+        self._optimizer(index)
         if self._parts[0].slices[index] is None:  # the head has all of it
             super().load_optimizer_state(index, state)
+            self._gathered = None
             return
         now = self.state_dict()
         checked = self._checked(index, now["optimizers"][index], state)
