@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from paceline.run.server.cores import available_cores
+from paceline.run.server.cores import available_cores, threads_of
 
 
 @pytest.fixture
@@ -53,3 +53,22 @@ def test_smallest_limit_of_a_group_and_those_around_it_counts(limits, cores, lim
 
 def test_older_control_groups_are_ignored(limited):
     assert limited("4:cpu:/a\n", {"a": "100000 100000\n"}) == 8
+
+
+def test_processes_share_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = int(available_cores())
+    assert threads_of(1) == max(1, cores)
+    assert threads_of(64 * cores) == 1
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [("1", 1), ("3", 3), (" 4,2", 4)])
+def test_users_choose_the_threads(chosen, threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    assert threads_of(1) == threads_of(64) == threads
+
+
+@pytest.mark.parametrize("chosen", ["", "0", "-1", "many"])
+def test_what_openmp_ignores_is_ignored(chosen, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    assert threads_of(64) == 1

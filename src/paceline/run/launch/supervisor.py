@@ -8,7 +8,6 @@ fail in the same way, restarting won't help, and the run ends.
 The supervisor never waits. Its owner calls `step` when something has happened, and at `wake_at`.
 """
 
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from paceline.run.launch.restarts import ATTEMPTS_MAX
 from paceline.run.launch.run_folder import mark_finished
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.unavailable_workers import UnavailableWorkers
+from paceline.run.server.cores import threads_of
 from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM, System
 from paceline.trace.reader import read_end
@@ -85,11 +85,11 @@ class Supervisor:
         `workers_elsewhere`: all workers join from elsewhere, so start none.
         """
         workers = 0 if workers_elsewhere else self._settings.spec.workers
-        cores = len(os.sched_getaffinity(0))
-        self._server = Child("server", server, cores)
-        self._others.create(server, 1 if workers_elsewhere else self._settings.servers, cores)
+        self._server = Child("server", server, threads_of(1))
+        others = 1 if workers_elsewhere else self._settings.servers
+        self._others.create(server, others, threads_of(1))
         self._workers = [
-            Child(f"worker {worker}", replace(server, worker=worker), max(1, cores // workers))
+            Child(f"worker {worker}", replace(server, worker=worker), threads_of(workers))
             for worker in range(workers)
         ]
         for child in (self._server, *self._others.children):

@@ -4,7 +4,7 @@
 import os
 from pathlib import Path
 
-__all__ = ["available_cores"]
+__all__ = ["available_cores", "threads_of"]
 
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -35,3 +35,14 @@ def _limit(file: Path) -> float | None:
     except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max 100000"
         return None
     return limit if limit > 0 else None
+
+
+def threads_of(processes: int) -> int:
+    """Return how many threads each of these processes computes with.
+
+    That is OMP_NUM_THREADS if the user has set it, and otherwise a share of the cores.
+    """
+    chosen = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if chosen.isdecimal() and int(chosen) > 0:
+        return int(chosen)
+    return max(1, int(available_cores()) // processes)
