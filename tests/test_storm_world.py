@@ -256,7 +256,7 @@ def test_process_must_not_open_file_after_file(world, disk, tmp_path):
 
 
 def test_endless_loop_is_reported_with_its_stack(world, monkeypatch):
-    monkeypatch.setattr("storm.world.TURN_MAX_S", 0.05)
+    monkeypatch.setattr("storm.world.TURN_MAX_S", 1)
 
     def spin():
         while True:

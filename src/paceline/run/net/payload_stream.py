@@ -34,7 +34,7 @@ __all__ = [
     "cut",
 ]
 
-CHUNK_BYTES = 1 << 18  # a cancellation takes effect after at most this much
+CHUNK_BYTES = 1 << 19  # a cancellation takes effect after at most this much
 _HEADER = struct.Struct("<QII")  # payload, chunk, bytes of the chunk
 _CANCELLED = 2**32 - 1  # in place of the number of a chunk
 

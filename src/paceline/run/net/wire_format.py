@@ -28,7 +28,7 @@ Memory for the conversion is allocated once, for the largest chunk.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -43,6 +43,10 @@ __all__ = ["ErrorFeedback", "HalfPrecision", "codec_for"]
 _ROUNDED = {"torch.float32": torch.float32, "torch.float64": torch.float64}
 _FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOST_NUMBERS = CHUNK_BYTES // torch.float32.itemsize  # in a chunk
+
+# Up to this many numbers, torch computes in one thread. Others gain nothing on a chunk, and where
+# workers keep the cores busy, each operation would wait for them, for milliseconds.
+_PIECE = 1 << 15
 
 
 def codec_for(wire: WireFormat) -> Codec:
@@ -82,7 +86,8 @@ class HalfPrecision:
         """Widen the numbers that were received into `space`."""
         if chunk.kind in _ROUNDED:
             numbers = _view(chunk.memory, chunk.kind)
-            numbers.copy_(self._half[: len(numbers)])
+            for wide, half in _pieces(numbers, self._half[: len(numbers)]):
+                wide.copy_(half)
 
     def update_residual(self, chunk: Span) -> None:
         """Keep what `encode` has cut off from this chunk, whose memory hasn't changed since.
@@ -91,7 +96,8 @@ class HalfPrecision:
         """
         residual, rounded = _view(chunk.residual, chunk.kind), self._round(chunk)
         if rounded.is_finite:
-            torch.sub(rounded.wide, rounded.half, out=residual)
+            for kept, wide, half in _pieces(residual, rounded.wide, rounded.half):
+                torch.sub(wide, half, out=kept)
         else:
             residual.zero_()
 
@@ -99,10 +105,16 @@ class HalfPrecision:
         """Round a chunk and its residual; the result is valid until the next call."""
         wide = _view(chunk.memory, chunk.kind)
         scratch = self._scratch.view(wide.dtype)[: len(wide)]
+        half = self._half[: len(wide)]
         if chunk.residual:
-            wide = torch.add(wide, _view(chunk.residual, chunk.kind), out=scratch)
-        half = self._half[: len(wide)].copy_(wide)
-        if _is_finite(half):
+            residual = _view(chunk.residual, chunk.kind)
+            for added, own, extra in _pieces(scratch, wide, residual):
+                torch.add(own, extra, out=added)
+            wide = scratch
+        is_finite = True
+        for narrow, own in _pieces(half, wide):
+            is_finite &= _is_finite(narrow.copy_(own))
+        if is_finite:
             return _Rounded(wide, half, is_finite=True)
         if not _is_finite(wide):
             return _Rounded(wide, half, is_finite=False)
@@ -116,6 +128,11 @@ class _Rounded(NamedTuple):
     wide: Tensor  # within the range of the format
     half: Tensor
     is_finite: bool
+
+
+def _pieces(*numbers: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the parts of these tensors, which are equally long, that are worked on together."""
+    return zip(*(one.split(_PIECE) for one in numbers), strict=True)
 
 
 def _is_finite(numbers: Tensor) -> bool:
