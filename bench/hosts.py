@@ -152,7 +152,7 @@ def predicted_s(case: Case, trace: Trace) -> float:
     computed_s = median(one.compute_s for one in gradients)
     model_bytes = max(one.pushed_bytes for one in gradients)
     network = f"model={model_bytes:.0f},bandwidth={case.bandwidth * EFFICIENCY:.0f}"
-    network += f",servers={case.servers},beside=true"
+    network += f",servers={case.servers},beside=true,workers_per_host={case.workers_per_host}"
     if case.slow_bandwidth is not None:
         network += f"; worker {case.workers - 1} {case.slow_bandwidth * EFFICIENCY:.0f}"
     spec = RunSpec(workers=case.workers, steps=WARM_UP + case.steps)

@@ -152,6 +152,22 @@ def test_worker_beside_the_only_server_does_not_use_the_network():
     assert other == pytest.approx(10.0)
 
 
+def test_workers_of_a_host_share_its_link():
+    """Hosts 0 and 1 have two workers each; the links of two servers could carry 20 bytes/s."""
+    assert ends([(0, 50)] * 4, servers=2, workers_per_host=2) == pytest.approx([10.0] * 4)
+    assert ends([(0, 50)] * 2, servers=2, workers_per_host=2) == pytest.approx([10.0] * 2)
+
+
+def test_slow_link_is_that_of_all_workers_of_a_host():
+    network = {"servers": 2, "workers_per_host": 2, "own_links": ((3, 1.0),)}
+    assert ends([(0, 50)] * 4, **network) == pytest.approx([10.0, 10.0, 100.0, 100.0])
+
+
+def test_half_of_the_model_leaves_a_host_for_each_worker_if_two_hosts_have_servers():
+    network = {"servers": 2, "beside": True, "workers_per_host": 4}
+    assert ends([(0, 100)] * 8, **network) == pytest.approx([4 * 50 / 10] * 8)
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 200)), min_size=1, max_size=12))
 def test_link_moves_all_bytes_within_its_capacity(transfers):
     finished = ends(transfers)

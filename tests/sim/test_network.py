@@ -22,6 +22,7 @@ def test_settings_have_defaults():
         "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=2",
         "model=1MB,bandwidth=125MB,servers=4,beside=true,transfers=all",
         "model=1MB,bandwidth=125MB,transfers=3; worker 3 12.5MB; workers 0,5-6 1GB",
+        "model=1MB,bandwidth=125MB,workers_per_host=4; worker 3 12.5MB",
         NETWORK_FORM,
     ],
 )
@@ -47,6 +48,15 @@ def test_servers_run_on_the_first_hosts_if_they_are_beside_workers():
     assert not any(apart.hosts_server(worker) for worker in range(3))
 
 
+def test_workers_of_a_host_have_the_same_link_and_server():
+    network = parse_network(
+        "model=1MB,bandwidth=100MB,servers=1,beside=true,workers_per_host=2; worker 3 10MB"
+    )
+
+    assert [network.link(worker) for worker in range(5)] == [1e8, 1e8, 1e7, 1e7, 1e8]
+    assert [network.hosts_server(worker) for worker in range(3)] == [True, True, False]
+
+
 def test_all_transfers_at_once_have_no_places():
     assert parse_network("model=1MB,bandwidth=1MB,transfers=all").places is None
     assert parse_network("model=1MB,bandwidth=1MB,transfers=3,servers=2").places == 6
@@ -57,6 +67,10 @@ def test_all_transfers_at_once_have_no_places():
     [
         ("; worker 4 1MB", "names worker 4; the workers are 0 to 3"),
         (",servers=5,beside=true", "5 servers can't run beside 4 workers; write servers=4"),
+        (
+            ",servers=3,beside=true,workers_per_host=2",
+            "3 servers can't run beside 4 workers on 2 hosts; write servers=2",
+        ),
     ],
 )
 def test_network_must_fit_the_run(text, reason):
@@ -83,6 +97,11 @@ def test_network_must_fit_the_run(text, reason):
         ("model=1MB,bandwidth=1GB,transfers=0", "transfers must be >= 1 or all, got 0"),
         ("model=1MB,bandwidth=1GB,transfers=some", "transfers must be a number"),
         ("model=1MB,bandwidth=1GB,transfers=1.5", "transfers must be a whole number"),
+        ("model=1MB,bandwidth=1GB,workers_per_host=0", "workers_per_host must be >= 1, got 0"),
+        (
+            "model=1MB,bandwidth=1GB,workers_per_host=2; worker 2 1MB; worker 3 2MB",
+            "worker 2 is on a host whose link is given twice",
+        ),
         ("model=1MB,bandwidth=1GB; worker 3", "'worker 3' is not the link of a worker"),
         ("model=1MB,bandwidth=1GB; worker 3 0", "bandwidth must be > 0"),
         ("model=1MB,bandwidth=1GB; worker 5-3 1MB", "worker ids must be like 0,3-5"),

@@ -101,8 +101,9 @@ Network = Annotated[
     str,
     typer.Option(
         help="The cost of moving the model, such as "
-        "'model=100MB, bandwidth=1.25GB, delay=0.5ms, servers=1'. Add 'beside=true' if server i "
-        "runs on the host of worker i, 'transfers=N' for the number of gradients that are sent to "
+        "'model=100MB, bandwidth=1.25GB, delay=0.5ms, servers=1'. Add 'workers_per_host=N' if "
+        "several workers share the link of a host, 'beside=true' if server i runs on host i, "
+        "beside its workers, 'transfers=N' for the number of gradients that are sent to "
         "a server at a time (2 by default, or 'all'), and '; worker 3 12.5MB' for a worker with "
         "another bandwidth. Without it, moving data is free."
     ),

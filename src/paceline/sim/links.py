@@ -2,10 +2,10 @@
 """How simultaneous transfers share the links of a cluster.
 
 A transfer between a worker and the servers is spread evenly over them. Of a transfer at rate r,
-each of s servers carries r/s, and the worker's link carries all of it, except the share of a server
-on the same host. Rates are max-min fair: all transfers get the same rate, until a link is full; the
-transfers on it keep that rate and the others share what is left, and so on. No transfer is faster
-than its worker's link. On a stalled link no byte moves.
+each of s servers carries r/s, and the link of the worker's host carries all of it, except the share
+of a server on the same host. Rates are max-min fair: all transfers get the same rate, until a link
+is full; the transfers on it keep that rate and the others share what is left, and so on. No
+transfer is faster than the link of its worker's host. On a stalled link no byte moves.
 
 Workers with the same kind of link form a *group*, whose transfers all have the same rate. So one
 number describes their progress: the *level*, the bytes that a transfer started at time 0 would have
@@ -32,15 +32,16 @@ LOCAL_BANDWIDTH = 10e9  # bytes a second between a worker and a server on the sa
 REMEMBERED_RATES = 1 << 14
 ROUNDING = 1e-9
 
-Resource = tuple[int, Direction]  # the link of a server's host, in one direction
+Resource = tuple[int, Direction]  # the link of a host that transfers share, in one direction
+SERVERS = -1  # in place of the number of a host: those of all servers that have their own
 
 
 @dataclass(eq=False, slots=True)
 class Group:
     """Transfers in one direction that all have the same rate."""
 
-    uses: dict[Resource, float]  # the share of a transfer that each link of a server carries
-    at_most: float  # the rate that a worker's own link allows
+    uses: dict[Resource, float]  # the share of a transfer that each shared link carries
+    at_most: float  # no transfer is faster
     level: float = 0.0
     rate: float = 0.0
     active: int = 0
@@ -76,11 +77,7 @@ class Links:
         self._network = network
         self._capacity: dict[Resource, float] = {}
         # On hosts of their own, servers have equally full links at any time: one stands for all.
-        self._servers = network.servers if network.beside else 1
-        together = network.bandwidth * network.servers
-        for server in range(self._servers):
-            bandwidth = network.link(server) if network.beside else together
-            self._capacity[server, "up"] = self._capacity[server, "down"] = bandwidth
+        self._servers = range(network.servers) if network.beside else [SERVERS]
         self._groups: dict[Hashable, Group] = {}
         self._stalled: set[int] = set()
         self._rates = lru_cache(REMEMBERED_RATES)(self._fair_rates)
@@ -169,8 +166,8 @@ class Links:
         key: Hashable
         if worker in self._stalled:
             key = "stalled"
-        elif self._network.hosts_server(worker):
-            key = direction, worker, "beside"
+        elif self._shares_link(worker):
+            key = direction, self._network.host(worker), "shared"
         else:
             key = direction, self._network.link(worker)
         group = self._groups.get(key)
@@ -180,16 +177,28 @@ class Links:
             self._groups[key] = group
         return group
 
+    def _shares_link(self, worker: int) -> bool:
+        """Return whether anybody else is on the host of this worker."""
+        return self._network.workers_per_host > 1 or self._network.hosts_server(worker)
+
     def _new_group(self, direction: Direction, worker: int) -> Group:
-        network = self._network
-        is_beside = network.hosts_server(worker)
-        share = 1 / self._servers
+        network, host = self._network, self._network.host(worker)
         opposite: Direction = "down" if direction == "up" else "up"
-        others = [s for s in range(self._servers) if not (is_beside and s == worker)]
+        share = 1 / len(self._servers)
+        others = [server for server in self._servers if server != host]
         uses: dict[Resource, float] = {(server, opposite): share for server in others}
-        if is_beside and others:
-            uses[worker, direction] = share * len(others)
+        if others and self._shares_link(worker):
+            uses[host, direction] = share * len(others)
+        for resource in uses:
+            self._capacity.setdefault(resource, self._capacity_of(resource[0]))
+        is_beside = network.hosts_server(worker)
         return Group(uses, at_most=LOCAL_BANDWIDTH if is_beside else network.link(worker))
+
+    def _capacity_of(self, host: int) -> float:
+        network = self._network
+        if host == SERVERS:
+            return network.bandwidth * network.servers
+        return network.link_of_host(host)
 
     def _fair_rates(self, active: tuple[int, ...]) -> list[float]:
         """Return the rate of each group's transfers, given how many transfers each has."""

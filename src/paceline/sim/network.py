@@ -4,7 +4,8 @@
     model=100MB,bandwidth=125MB              parameters and gradients of 100 MB, links of 1 Gbit/s
     ...,delay=0.5ms                          how long a message takes
     ...,servers=4                            the model is spread evenly over this many servers
-    ...,beside=true                          server i runs on the host of worker i
+    ...,workers_per_host=4                   workers 0 to 3 run on host 0, 4 to 7 on host 1, ...
+    ...,beside=true                          server i runs on host i, beside its workers
     ...,transfers=2                          gradients sent to each server at a time, or all
     ...; worker 3 12.5MB; workers 5-7 25MB   hosts with slower or faster links
 
@@ -24,11 +25,20 @@ from paceline.spec import RunSpec, parse_bytes, parse_number, parse_seconds, spl
 __all__ = ["NETWORK_FORM", "Network", "parse_network"]
 
 NETWORK_FORM = (
-    "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1,beside=false,transfers=2; worker 3 125MB"
+    "model=100MB,bandwidth=1.25GB,delay=0.5ms,servers=1,beside=false,transfers=2,"
+    "workers_per_host=1; worker 3 125MB"
 )
 
 
-_SETTINGS = {"model", "bandwidth", "delay", "servers", "beside", "transfers"}
+_SETTINGS = {
+    "model",
+    "bandwidth",
+    "delay",
+    "servers",
+    "beside",
+    "transfers",
+    "workers_per_host",
+}
 _OWN_LINK = re.compile(r"workers?\s*([\d,\s-]*\d)\s+(\S+)")
 
 
@@ -40,13 +50,19 @@ class Network:
     bandwidth: float
     delay: float = 0.0
     servers: int = 1
-    beside: bool = False  # whether server i runs on the host of worker i
+    beside: bool = False  # whether server i runs on host i, beside its workers
     transfers: int | None = TRANSFERS  # admitted at a time for each server; None: all
-    own_links: tuple[tuple[int, float], ...] = ()  # workers with another bandwidth
+    own_links: tuple[tuple[int, float], ...] = ()  # workers whose host has another bandwidth
+    workers_per_host: int = 1
 
     def __post_init__(self) -> None:
         if self.model_bytes <= 0:
             raise SpecError(f"model must be > 0 bytes, got {self.model_bytes}")
+        if self.workers_per_host < 1:
+            raise SpecError(f"workers_per_host must be >= 1, got {self.workers_per_host}")
+        for worker, bandwidth in self.own_links:
+            if self.link(worker) != bandwidth:
+                raise SpecError(f"worker {worker} is on a host whose link is given twice")
         slowest = min([self.bandwidth, *self._own.values()])
         if slowest <= 0:
             raise SpecError(f"bandwidth must be > 0 bytes a second, got {slowest}")
@@ -59,15 +75,23 @@ class Network:
 
     @cached_property
     def _own(self) -> dict[int, float]:
-        return dict(self.own_links)
+        return {self.host(worker): bandwidth for worker, bandwidth in self.own_links}
+
+    def host(self, worker: int) -> int:
+        """Return the number of the host on which this worker runs."""
+        return worker // self.workers_per_host
 
     def link(self, worker: int) -> float:
         """Return the bandwidth of this worker's host."""
-        return self._own.get(worker, self.bandwidth)
+        return self.link_of_host(self.host(worker))
+
+    def link_of_host(self, host: int) -> float:
+        """Return the bandwidth of a host with workers."""
+        return self._own.get(host, self.bandwidth)
 
     def hosts_server(self, worker: int) -> bool:
         """Return whether a server runs on the host of this worker."""
-        return self.beside and worker < self.servers
+        return self.beside and self.host(worker) < self.servers
 
     @property
     def places(self) -> int | None:
@@ -76,16 +100,19 @@ class Network:
 
     def validate(self, spec: RunSpec) -> None:
         """Raise `SpecError` if it names workers or hosts that the run doesn't have."""
-        for worker in self._own:
+        for worker, _ in self.own_links:
             if worker >= spec.workers:
                 raise SpecError(
                     f"network '{self}' names worker {worker}; the workers are 0 to "
                     f"{spec.workers - 1}"
                 )
-        if self.beside and self.servers > spec.workers:
+        hosts = 1 + self.host(spec.workers - 1)
+        if self.beside and self.servers > hosts:
+            where = f"{spec.workers} workers"
+            if self.workers_per_host > 1:
+                where += f" on {hosts} host{'s' * (hosts > 1)}"
             raise SpecError(
-                f"{self.servers} servers can't run beside {spec.workers} workers; "
-                f"write servers={spec.workers}"
+                f"{self.servers} servers can't run beside {where}; write servers={hosts}"
             )
 
     def __str__(self) -> str:
@@ -93,7 +120,8 @@ class Network:
         parts = [
             f"model={self.model_bytes:g},bandwidth={self.bandwidth:g},"
             f"delay={self.delay:g},servers={self.servers},"
-            f"beside={str(self.beside).lower()},transfers={transfers}"
+            f"beside={str(self.beside).lower()},transfers={transfers},"
+            f"workers_per_host={self.workers_per_host}"
         ]
         parts += [f"worker {worker} {bandwidth:g}" for worker, bandwidth in self.own_links]
         return "; ".join(parts)
@@ -117,6 +145,7 @@ def parse_network(text: str) -> Network:
             beside=_yes_or_no(named.get("beside", "false"), "beside"),
             transfers=_whole_or_all(named.get("transfers", str(TRANSFERS)), "transfers"),
             own_links=tuple(link for part in own_links for link in _own_links(part)),
+            workers_per_host=_whole(named.get("workers_per_host", "1"), "workers_per_host"),
         )
     except SpecError as error:
         raise SpecError(f"network {text!r}: {error}; write {NETWORK_FORM}") from None
