@@ -22,10 +22,13 @@ class Traffic:
     The model of the link is left to the test: it says which transfer arrives, and when.
     """
 
-    def __init__(self, policy, places, workers=3, **spec):
+    def __init__(self, policy, places, workers=3, transfers=1, hosts=(), **spec):
         self.cluster = Cluster.of(policy, workers, **spec)
-        self.queue = AdmissionQueue(self.cluster.decider, places)
-        self.places = places
+        self.queue = AdmissionQueue(
+            self.cluster.decider, servers=places // transfers, transfers=transfers
+        )
+        self.places, self.transfers = places, transfers
+        self.hosts = hosts  # by worker; empty: each has its own
         self.log = []  # of admissions, to compare two runs
 
     @property
@@ -52,8 +55,11 @@ class Traffic:
     def announce(self, *workers):
         """Announce the gradients of these workers, then admit."""
         for worker in workers:
-            self.queue.announce(worker)
+            self.queue.announce(worker, self.host_of(worker))
         return self.admit()
+
+    def host_of(self, worker):
+        return self.hosts[worker] if worker < len(self.hosts) else ""
 
     def arrive(self, worker, after=0.0, finite=True):
         """The last byte arrives."""
@@ -80,6 +86,8 @@ class Traffic:
         ahead = [worker for worker in ahead if worker in self.queue.placed]
         assert admitted == [worker for worker in before if worker in admitted]
         assert len(self.queue.placed) <= self.places
+        named = [host for host in map(self.host_of, self.queue.placed) if host]
+        assert all(named.count(host) <= self.transfers for host in named)
         self.check_that_they_count(ahead, admitted)
         assert self.queue.admit(self.now) == []
         self.log.append((self.now, admitted, self.queue.next_at))
@@ -98,9 +106,9 @@ class Traffic:
                 twin.arrive(worker, after=0.0)
 
 
-def learned(policy, places, workers=3, usual=1.0):
+def learned(policy, places, workers=3, usual=1.0, **options):
     """Return traffic whose queue has seen one transfer, which took this long."""
-    traffic = Traffic(policy, places, workers)
+    traffic = Traffic(policy, places, workers, **options)
     traffic.queue.announce(0)
     traffic.queue.admit(traffic.now)
     traffic.cluster.now += usual
@@ -117,6 +125,30 @@ def test_transfers_are_admitted_a_few_at_a_time_in_order_of_announcement():
     assert traffic.announce(2, 0, 3, 1) == [2, 0]
     assert traffic.arrive(0, after=1.0) == [3]
     assert traffic.arrive(2, after=0.1) == [1]
+
+
+def test_workers_of_one_host_do_not_take_the_places_of_others():
+    hosts = ["a", "a", "a", "a", "b", "b", "b", "b"]
+    traffic = learned("sync", places=4, workers=8, transfers=2, hosts=hosts)
+
+    assert traffic.announce(0, 1, 2, 3) == [0, 1]  # two fill the link of a host
+    assert traffic.announce(4, 5, 6, 7) == [4, 5]
+    assert traffic.arrive(4, after=1.0) == [6]
+    assert traffic.arrive(0, after=0.1) == [2]
+
+
+def test_workers_without_a_known_host_have_their_own():
+    traffic = learned("sync", places=4, workers=4, transfers=2)
+
+    assert traffic.announce(0, 1, 2, 3) == [0, 1, 2, 3]
+
+
+def test_slow_transfer_gives_up_the_place_of_its_host():
+    traffic = learned("sync", places=2, workers=3, usual=3.0, hosts=["a", "a", "b"])
+
+    assert traffic.announce(0, 1, 2) == [0, 2]
+    assert traffic.arrive(2, after=1.0) == []
+    assert traffic.wait() == [1]
 
 
 def test_no_more_gradients_are_sent_than_the_update_needs():
@@ -294,9 +326,10 @@ def test_worker_that_is_no_member_is_not_admitted():
     assert not traffic.queue.is_admitted(99)
 
 
-def test_queue_without_places_is_refused():
-    with pytest.raises(InternalError, match="places must be >= 1, got 0"):
-        AdmissionQueue(Cluster.of("sync").decider, 0)
+@pytest.mark.parametrize(("servers", "transfers"), [(0, 1), (1, 0)])
+def test_queue_without_places_is_refused(servers, transfers):
+    with pytest.raises(InternalError, match="make no sense"):
+        AdmissionQueue(Cluster.of("sync").decider, servers, transfers)
 
 
 class CountsForOneMoreUpdate(Policy):
@@ -318,6 +351,7 @@ schedules = st.lists(
     st.tuples(st.sampled_from(STEPS), st.integers(0, 6), st.sampled_from([0.0, 0.25, 1.0, 8.0])),
     max_size=40,
 )
+some_hosts = st.lists(st.sampled_from(["", "a", "b"]), max_size=5)
 
 
 def perform(traffic, step, pick, after):
@@ -352,12 +386,12 @@ def perform(traffic, step, pick, after):
 
 @every_policy
 @settings(max_examples=25, deadline=None)
-@given(schedule=schedules, places=st.integers(1, 3))
+@given(schedule=schedules, places=st.integers(1, 3), hosts=some_hosts)
 def test_nothing_that_counts_waits_forever_even_if_no_transfer_ever_arrives(
-    policy, schedule, places
+    policy, schedule, places, hosts
 ):
     """`Traffic` checks after each step that all that is admitted counts, in order, in a place."""
-    traffic = Traffic(policy, places)
+    traffic = Traffic(policy, places, hosts=hosts)
     for step in schedule:
         perform(traffic, *step)
 
@@ -371,11 +405,11 @@ def test_nothing_that_counts_waits_forever_even_if_no_transfer_ever_arrives(
 
 @every_policy
 @settings(max_examples=25, deadline=None)
-@given(schedule=schedules, places=st.integers(1, 3))
+@given(schedule=schedules, places=st.integers(1, 3), hosts=some_hosts)
 def test_everything_that_counts_is_admitted_without_waiting_if_transfers_arrive(
-    policy, schedule, places
+    policy, schedule, places, hosts
 ):
-    traffic = Traffic(policy, places)
+    traffic = Traffic(policy, places, hosts=hosts)
     for step in schedule:
         perform(traffic, *step)
 

@@ -9,6 +9,10 @@ Theory of operation
     with a barrier no more gradients are sent than the update still needs; under a rule without one,
     all of them are sent, in turn.
 
+    There are as many places for each server, whose link the transfers share. No more are taken by
+    the workers of one host, which share its link: otherwise those of the host that is ready first
+    could take all places, while the links of others are idle.
+
     A transfer that takes longer than twice the usual time gives up its place. It goes on, but
     nothing waits for it any more: the next worker is admitted as if this transfer didn't exist. So
     a link that is slow or stalled never blocks a rule that can do without its worker. The next
@@ -26,7 +30,7 @@ Rules for this module
     `admit` after every event, and again at `next_at`.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from math import inf
 from statistics import median
 
@@ -36,7 +40,7 @@ from paceline.errors import InternalError
 
 __all__ = ["TRANSFERS", "AdmissionQueue"]
 
-TRANSFERS = 2  # at a time for each server; bench/admission.py measures others
+TRANSFERS = 2  # at a time for each server and host; bench/admission.py measures others
 
 RECENT = 32  # transfers that the usual time is learned from
 PATIENCE = 2.0  # times the usual time, then a transfer gives up its place
@@ -45,12 +49,16 @@ PATIENCE = 2.0  # times the usual time, then a transfer gives up its place
 class AdmissionQueue:
     """Decides which of the workers that announced a gradient may send it."""
 
-    def __init__(self, decider: Decider, places: int) -> None:
-        """`places`: how many transfers at a time hold a place."""
-        if places < 1:
-            raise InternalError(f"places must be >= 1, got {places}")
+    def __init__(self, decider: Decider, servers: int = 1, transfers: int = TRANSFERS) -> None:
+        """`transfers`: how many hold a place at a time, for each server and for each host."""
+        if servers < 1 or transfers < 1:
+            raise InternalError(
+                f"{transfers} transfers at a time to {servers} servers make no sense"
+            )
         self._decider = decider
-        self.places = places
+        self.servers = servers
+        self._transfers = transfers
+        self._hosts: dict[int, str] = {}  # of those that wait or hold a place
         # Ordered sets. In a plain dict, finding the first entry takes longer with each one that was
         # removed before it.
         self._waiting: OrderedDict[int, None] = OrderedDict()  # announced, not admitted
@@ -73,10 +81,14 @@ class AdmissionQueue:
         """The workers whose transfers hold a place, in the order of their admission."""
         return tuple(self._placed)
 
-    def announce(self, worker: int) -> None:
-        """Record that the worker has computed its gradient and waits to send it."""
+    def announce(self, worker: int, host: str = "") -> None:
+        """Record that the worker has computed its gradient and waits to send it.
+
+        `host`: where it runs; empty if it shares its link with no other worker.
+        """
         self.withdraw(worker)
         self._waiting[worker] = None
+        self._hosts[worker] = host
 
     def arrived(self, worker: int, now: float) -> None:
         """Record that the last byte of the worker's gradient has arrived."""
@@ -92,6 +104,7 @@ class AdmissionQueue:
     def withdraw(self, worker: int) -> None:
         """Forget the worker's gradient: it was cancelled, or the worker left."""
         self._waiting.pop(worker, None)
+        self._hosts.pop(worker, None)
         self._placed.pop(worker, None)
         self._began.pop(worker, None)
 
@@ -104,14 +117,18 @@ class AdmissionQueue:
         if not self._can_admit():
             return admitted
         forecast = Forecast(self._decider.policy, self._decider.ledger, self._placed)
+        taken = Counter(self._hosts[worker] for worker in self._placed)
         for worker in self._waiting:
             takes_place = worker not in self._slow and len(self._took_s) > 0
-            if (takes_place and self._is_full) or not forecast.accepts(worker):
+            host = self._hosts[worker]
+            is_full = self._is_full or (host != "" and taken[host] >= self._transfers)
+            if (takes_place and is_full) or not forecast.accepts(worker):
                 continue
             self._began[worker] = now
             admitted.append(worker)
             if takes_place:
                 self._placed[worker] = None
+                taken[host] += 1
                 forecast.suppose_arrival(worker)
             if not self._can_admit():
                 break
@@ -128,7 +145,7 @@ class AdmissionQueue:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._placed) >= self.places
+        return len(self._placed) >= self.servers * self._transfers
 
     def _can_admit(self) -> bool:
         """Return whether there is a place, or a worker that needs none."""

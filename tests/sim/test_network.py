@@ -13,7 +13,7 @@ def test_settings_have_defaults():
 
     assert network == Network(100e6, 1.25e9, 0.0005, 2)
     assert not network.beside
-    assert network.places == 2 * TRANSFERS
+    assert network.transfers == TRANSFERS
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_workers_of_a_host_have_the_same_link_and_server():
     assert [network.hosts_server(worker) for worker in range(3)] == [True, True, False]
 
 
-def test_all_transfers_at_once_have_no_places():
-    assert parse_network("model=1MB,bandwidth=1MB,transfers=all").places is None
-    assert parse_network("model=1MB,bandwidth=1MB,transfers=3,servers=2").places == 6
+def test_all_transfers_may_be_under_way_at_once():
+    assert parse_network("model=1MB,bandwidth=1MB,transfers=all").transfers is None
+    assert parse_network("model=1MB,bandwidth=1MB,transfers=3,servers=2").transfers == 3
 
 
 @pytest.mark.parametrize(

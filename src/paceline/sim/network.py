@@ -51,7 +51,7 @@ class Network:
     delay: float = 0.0
     servers: int = 1
     beside: bool = False  # whether server i runs on host i, beside its workers
-    transfers: int | None = TRANSFERS  # admitted at a time for each server; None: all
+    transfers: int | None = TRANSFERS  # at a time for each server and host; None: all
     own_links: tuple[tuple[int, float], ...] = ()  # workers whose host has another bandwidth
     workers_per_host: int = 1
 
@@ -92,11 +92,6 @@ class Network:
     def hosts_server(self, worker: int) -> bool:
         """Return whether a server runs on the host of this worker."""
         return self.beside and self.host(worker) < self.servers
-
-    @property
-    def places(self) -> int | None:
-        """How many gradients are sent at a time, to all servers together; None: all."""
-        return None if self.transfers is None else self.transfers * self.servers
 
     def validate(self, spec: RunSpec) -> None:
         """Raise `SpecError` if it names workers or hosts that the run doesn't have."""

@@ -97,8 +97,8 @@ class Shell:
         if cluster.network is not None:
             self._delay = cluster.network.delay
             self._links = Links(self._engine, cluster.network)
-            if cluster.network.places is not None:
-                self._queue = AdmissionQueue(decider, cluster.network.places)
+            if (transfers := cluster.network.transfers) is not None:
+                self._queue = AdmissionQueue(decider, cluster.network.servers, transfers)
         self._workers = [
             SimulatedWorker(id, cluster.times.stream(id, self._spec.seed))
             for id in range(self._spec.workers)
@@ -208,10 +208,17 @@ class Shell:
         if worker.stage != stage or self._queue is None:
             return
         if self._decider.would_accept(worker.id):
-            self._queue.announce(worker.id)
+            self._queue.announce(worker.id, self._host_of(worker.id))
             self._admit(self._queue)
         else:  # nothing needs to be sent: the announcement is its report
             self._report_gradient(worker, stage)
+
+    def _host_of(self, worker: int) -> str:
+        """Return where a worker runs, if others run there, too."""
+        network = self._cluster.network
+        if network is None or network.workers_per_host == 1:
+            return ""
+        return str(network.host(worker))
 
     def _admit(self, queue: AdmissionQueue) -> None:
         """Let the workers push that the queue admits; they hear of it, and then bytes travel."""

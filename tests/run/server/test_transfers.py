@@ -22,7 +22,7 @@ from paceline.spec import RunSpec
 class Bench:
     """The transfers of a run whose workers announce gradients when the test says so."""
 
-    def __init__(self, policy="sync", workers=3, places=2):
+    def __init__(self, policy="sync", workers=3, hosts=()):
         self.cluster = Cluster.of(policy, workers)
         self.roster = Roster(Settings(spec=RunSpec(workers=workers)), SPEC)
         network = InProcessNetwork(InProcessStore(SPEC))
@@ -30,7 +30,8 @@ class Bench:
             network.connect()
             join = messages.Join(worker, RELEASE, SPEC)
             self.roster.admit(network._peers[-1], join, saves=False, position=b"")
-        self.transfers = Transfers(self.cluster.decider, self.roster, places)
+        self.transfers = Transfers(self.cluster.decider, self.roster)
+        self.hosts = hosts
         self.log = []
         self.fails = False
 
@@ -46,7 +47,8 @@ class Bench:
                 raise PeerLost("gone")
             self.log.append((what, worker))
 
-        announcement = Announcement(report, lambda: note("admit"), lambda: note("withdraw"))
+        host = self.hosts[worker] if self.hosts else ""
+        announcement = Announcement(report, lambda: note("admit"), lambda: note("withdraw"), host)
         self.transfers.announce(self.roster[worker], announcement)
 
     def arrive(self, worker, now):
@@ -71,8 +73,20 @@ def test_gradients_are_admitted_in_the_order_of_their_announcement():
     assert bench.admit() == []
 
 
+def test_each_server_and_each_host_has_its_places():
+    bench = Bench("async", workers=6, hosts="aaabbb")
+    bench.transfers.set_servers(2)
+    bench.announce(0)
+    bench.admit(0.0)
+    bench.arrive(0, 1.0)
+    for worker in range(6):
+        bench.announce(worker)
+
+    assert bench.admit(1.0) == [0, 1, 3, 4]
+
+
 def test_few_transfers_hold_a_place_once_the_usual_time_is_known():
-    bench = Bench("async", workers=4, places=2)
+    bench = Bench("async", workers=4)
     bench.announce(0)
     assert bench.admit(0.0) == [0]
     bench.arrive(0, 1.0)

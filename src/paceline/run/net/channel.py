@@ -131,6 +131,13 @@ class Channel(Generic[T]):
         return self._sock.fileno()
 
     @property
+    def remote_host(self) -> str:
+        """The IP address of the other end; empty if it has none, or the OS doesn't know it."""
+        with suppress(OSError):
+            return "" if self.is_local else str(self._sock.getpeername()[0])
+        return ""
+
+    @property
     def peer_pid(self) -> int | None:
         """The process at the other end, if it is on this host and the OS knows it."""
         with suppress(OSError):

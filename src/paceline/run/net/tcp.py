@@ -152,9 +152,14 @@ class TcpPeer(DataPeer):
         store: BufferStore,
         session: bytes = b"",
         others: Relay = NO_OTHERS,
+        host: str = "",
     ) -> None:
-        """`session`: of the control connection. `others`: the other servers of the run."""
+        """`session`: of the control connection. `others`: the other servers of the run.
+
+        `host`: where the worker runs, if others may run there, too.
+        """
         super().__init__()
+        self._host = host
         self._control = control
         self._store = store
         self._session = session
@@ -217,7 +222,8 @@ class TcpPeer(DataPeer):
             if isinstance(message, GradientReport) and not message.cancelled:
                 number = self._announce()
                 admit = partial(self._admit, message, number)
-                yield Announcement(message, admit, partial(self._stop, message, number))
+                stop = partial(self._stop, message, number)
+                yield Announcement(message, admit, stop, self._host)
             elif isinstance(message, StateUpload) and message.data_bytes:
                 self._await_upload(message, self._announce())
             else:

@@ -93,6 +93,9 @@ class Announcement:
     withdraw: Callable[[], None]
     """Have nothing more of it sent. Its report won't be received."""
 
+    host: str = ""
+    """Where the worker runs, if others may share the link of its host."""
+
 
 class TensorStore(BufferStore, Protocol):
     """The server's memory that workers can see."""

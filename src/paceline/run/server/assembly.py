@@ -94,7 +94,8 @@ class LocalHost:
         def open_peer(channel: Channel[Any]) -> PeerEnd:
             if channel.is_local:
                 return SharedMemoryPeer(channel, store)
-            return TcpPeer(channel, store, channel.session, others or NO_OTHERS)
+            others_or_none = others or NO_OTHERS
+            return TcpPeer(channel, store, channel.session, others_or_none, channel.remote_host)
 
         check_listening(self._address, self._token_file)
         tls = None if self._tls is None else server_context(self._tls)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
-from paceline.admission import TRANSFERS
 from paceline.core.decider import Decider
 from paceline.core.events import (
     ApplyUpdate,
@@ -148,7 +147,7 @@ class Server:
     def expect_servers(self, others: OtherServers) -> None:
         """Serve together with other servers; workers join when all of these are here."""
         self._others = others
-        self._transfers.places = TRANSFERS * others.servers
+        self._transfers.set_servers(others.servers)
         self._handlers |= others.handlers
 
     def serve(self) -> str:

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from paceline.admission import TRANSFERS, AdmissionQueue
+from paceline.admission import AdmissionQueue
 from paceline.core.decider import Decider
 from paceline.errors import ProtocolError
 from paceline.run.net.messages import GradientReport
@@ -21,12 +21,12 @@ __all__ = ["Transfers"]
 
 
 class Transfers:
-    """The transfers of gradients to one server."""
+    """The transfers of gradients to the servers."""
 
-    def __init__(self, decider: Decider, roster: Roster, places: int = TRANSFERS) -> None:
+    def __init__(self, decider: Decider, roster: Roster) -> None:
         self._decider = decider
         self._roster = roster
-        self._queue = AdmissionQueue(decider, places)
+        self._queue = AdmissionQueue(decider)
         self._announced: dict[int, Announcement] = {}  # by worker
 
     def __bool__(self) -> bool:
@@ -38,7 +38,7 @@ class Transfers:
         if peer.worker in self._announced:
             raise ProtocolError(f"worker {peer.worker} has announced a gradient already")
         self._announced[peer.worker] = announcement
-        self._queue.announce(peer.worker)
+        self._queue.announce(peer.worker, announcement.host)
 
     def arrived(self, worker: int, now: float) -> None:
         """Note that all of a worker's gradient has arrived."""
@@ -68,14 +68,9 @@ class Transfers:
         for worker in self._queue.admit(now):
             self._roster.attempt(self._roster[worker], self._announced[worker].admit)
 
-    @property
-    def places(self) -> int:
-        """How many transfers at a time hold a place."""
-        return self._queue.places
-
-    @places.setter
-    def places(self, places: int) -> None:
-        self._queue.places = places
+    def set_servers(self, servers: int) -> None:
+        """Note how many servers there are, and how many transfers may so be under way."""
+        self._queue.servers = servers
 
     @property
     def next_at(self) -> float:
