@@ -234,3 +234,16 @@ def test_workers_that_run_after_the_last_update_are_reported(world):
     assert world.tick() == []
     assert world.tick(LATE_S - 0.2) == []
     assert world.tick() == ["worker 0 still runs 10 s after the last update; it is at train.py:60"]
+
+
+@pytest.mark.parametrize("has_exited", [True, False])
+def test_worker_that_was_killed_meanwhile_does_not_run_anymore(world, has_exited):
+    world.monitor.over_since = world.now
+    world.workers[1:] = []
+    assert world.tick(LATE_S) == []
+    assert world.processes.asked == ["worker 0"]
+    world.workers[0].is_killed = True
+    if has_exited:
+        world.workers[0].pid = None
+    assert world.tick(STACK_S) == []
+    assert world.tick(STACK_S) == []

@@ -13,6 +13,7 @@ from failures import TRAINING, troubled
 from paceline.errors import PeerLost
 from paceline.run.launch import hangs
 from paceline.run.launch.environment import Identity
+from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.hangs import (
     ASK_S,
     FROZEN_SERVER_S,
@@ -73,6 +74,9 @@ def loop():
 
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
+
+def stop_forkserver():
+    os.kill(os.getppid(), signal.SIGSTOP)
 """
 
 IN_WORKER = """
@@ -157,6 +161,15 @@ def test_signal_ends_a_run_whose_server_hangs_and_its_checkpoint_stays(launch, f
 
 
 @pytest.mark.usefixtures("_short_limits")
+def test_signal_saves_the_newest_version_although_the_fork_server_was_stopped(launch):
+    ran = launch(hanging(IN_WORKER, "stop_forkserver"), checkpoint_every="1000", steps=1000)
+    assert ran.code == 143, ran.err
+    end = ran.trace.records[-1]
+    assert end.reason == STOPPED
+    assert newest_checkpoint(ran.folder) == end.version > 0
+
+
+@pytest.mark.usefixtures("_short_limits")
 def test_server_that_saves_a_run_is_given_time(launch):
     """The weights are written by the model's own `state_dict`, which takes longer than a limit."""
     source = f"""
@@ -237,6 +250,24 @@ def trouble(run):
     assert ran.code == 0, ran.err
     assert "worker 1 was still running 1 s after the last update and was killed" in ran.err
     assert "worker 0  | done" in ran.out.splitlines()
+
+
+def test_worker_is_killed_once_although_its_exit_is_reported_late(launch, monkeypatch):
+    monkeypatch.setattr(ForkServer, "resume", lambda self: None)
+    source = """
+import subprocess
+
+def trouble(run):
+    if run.worker == 1:
+        forkserver = os.getppid()
+        subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {forkserver}"])
+        os.kill(forkserver, signal.SIGSTOP)
+        while True:
+            pass
+"""
+    ran = launch(troubled(source), workers=3, policy="backup:1", grace_s=0.5)
+    assert ran.code == 0, ran.err
+    assert ran.err.count("worker 1 was still running 0.5 s after the last update and was") == 1
 
 
 def test_worker_0_that_never_ends_its_turn_is_killed_after_the_grace_period(launch):

@@ -142,3 +142,11 @@ def test_missing_workers_are_named_before_the_run_begins(capsys):
         "waiting for workers 0, 1, 2, 4, 5 and 3 more: 1 of 9 have joined",
         "waiting for workers 0, 1, 2, 3, 4 and 4 more: 0 of 9 have joined",
     ]
+
+
+def test_line_about_missing_workers_says_for_how_long_if_that_is_long(capsys):
+    clock = Clock()
+    progress_lines = clock.progress(Settings(spec=RunSpec(workers=9)))
+    clock.now += 6.0
+    progress_lines.tick([*range(8)], begun=False, samples=0, waiting_s={8: 30.2})
+    assert capsys.readouterr().out == "waiting for worker 8 for 30 s: 8 of 9 have joined\n"

@@ -4,7 +4,7 @@
 import pytest
 
 from paceline.core.decider import Decider
-from paceline.core.events import GradientArrived, WorkerJoined, WorkerLeft
+from paceline.core.events import GradientArrived, StopRequested, WorkerJoined, WorkerLeft
 from paceline.core.policies import parse_policy
 from paceline.run.server.recorder import Recorder
 from paceline.run.server.waiting_for import FIRST_S, LONG_S, USUAL, WaitingFor
@@ -16,13 +16,13 @@ from paceline.trace.schema import Awaited, Header
 class Run:
     """Decisions of a run with three workers, and the trace of its waits."""
 
-    def __init__(self, folder, policy="sync"):
+    def __init__(self, folder, policy="sync", joined=range(3)):
         spec = RunSpec(workers=3, steps=100)
         self.decider = Decider(parse_policy(policy), spec)
         self.path = folder / "trace.jsonl"
         self.recorder = Recorder(self.path, Header.of("run", self.decider.policy, spec, {}))
         self.waiting = WaitingFor(self.decider, self.recorder)
-        for worker in range(3):
+        for worker in joined:
             self.decider.handle(WorkerJoined(0.0, worker))
         self.waiting.check(0.0)
 
@@ -42,8 +42,8 @@ class Run:
 def make(tmp_path):
     made = []
 
-    def run(policy="sync"):
-        made.append(Run(tmp_path, policy))
+    def run(*args, **options):
+        made.append(Run(tmp_path, *args, **options))
         return made[-1]
 
     yield run
@@ -146,3 +146,18 @@ def test_worker_whose_old_turn_would_not_count_is_named_if_nobody_else_computes(
     run.report(2.0, 0, 1)
     assert not run.decider.would_accept(2)
     assert run.waiting.check(1.0 + LONG_S) == {2: 0.0}
+
+
+def test_workers_that_never_join_are_waited_for_before_the_run_begins(make):
+    run = make(joined=[0, 2])
+    assert run.waiting.check(FIRST_S - 0.1) == {}
+    assert run.waiting.check(FIRST_S) == {1: 0.0}
+    run.decider.handle(WorkerJoined(FIRST_S, 1))
+    assert run.waiting.check(FIRST_S) == {}
+    assert run.recorded() == []  # nobody was asked for a gradient
+
+
+def test_nobody_is_waited_for_if_the_run_is_stopped_before_it_begins(make):
+    run = make(joined=[0, 2])
+    run.decider.handle(StopRequested(1.0))
+    assert run.waiting.check(FIRST_S) == {}

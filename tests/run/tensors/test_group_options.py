@@ -210,6 +210,9 @@ SGD, ADAM, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop
         ),
         (stepped(ADAM), "amsgrad", True, "would fail with KeyError: 'max_exp_avg_sq'"),
         (stepped(RMSPROP), "momentum", 0.9, "would fail with KeyError: 'momentum_buffer'"),
+        (stepped(SGD), "lr", 1e308, "lr=1e+308: the optimizer's next step would fail with "),
+        (stepped(SGD, lr=torch.tensor(0.1)), "lr", 1e308, "lr=1e+308: value cannot be converted"),
+        (stepped(ADAM), "lr", 1e38, "lr=1e+38: the optimizer's next step would fail with "),
     ],
 )
 def test_value_that_torch_cannot_step_with_is_refused(optimizer, name, value, reason):
@@ -244,6 +247,7 @@ class Own(torch.optim.Adam):
         (stepped(SGD), "nesterov", True),  # momentum may follow
         (stepped(ADAM), "betas", (0.85, 0.999)),
         (stepped(ADAM), "lr", 0),
+        (stepped(SGD), "lr", 30.0),
         (ADAM(nn.Linear(3, 2).parameters()), "amsgrad", True),  # it has no state yet
         (stepped(ADAM, amsgrad=True), "amsgrad", False),
         (stepped(ADAM), "fused", True),

@@ -127,6 +127,7 @@ class ForkServer:
         Raises PacelineError if the OS can't create one, PeerLost if the fork server is gone.
         """
         assert self._is_ready
+        self.resume()
         self._send(task, pipes)
         while True:
             answer = self._receive()
@@ -147,8 +148,14 @@ class ForkServer:
         self._exited.clear()
         return found
 
+    def resume(self) -> None:
+        """Continue the process if it was stopped (SIGSTOP), or it reports no exit."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         """End the process, everything forked from it, and what that has started."""
+        self.resume()
         if self._process is not None and self._link is not None:
             self._link.close()
             if self._is_ready:  # otherwise it is still importing

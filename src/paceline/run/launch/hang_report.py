@@ -61,6 +61,9 @@ class HangReport:
     def _say_known(self) -> None:
         """Say where the processes are that have written their stacks since the last tick."""
         for child, wait in list(self._waits.items()):
+            if child.is_killed:  # the launcher has said so
+                del self._waits[child]
+                continue
             line = self._processes.stack_line(wait.stack) if wait.stack else None
             if line or child.pid is None or self._system.monotonic() >= wait.until:
                 del self._waits[child]
@@ -76,7 +79,7 @@ class HangReport:
             return  # what it said about the workers is old
         over_s = 0.0 if monitor.over_since is None else now - monitor.over_since
         for child in workers:
-            if child.pid is None:
+            if child.pid is None or child.is_killed:
                 continue
             if over_s >= LATE_S:
                 yield child, f"{child.name} still runs {over_s:.0f} s after the last update"

@@ -162,6 +162,8 @@ class Processes:
         if child.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(child.pid, number)
+        if number == signal.SIGKILL:
+            self._forkserver.resume()
 
     def kill(self, spared: Collection[Child | None] = ()) -> None:
         """Kill all running processes except `spared`, and say so."""

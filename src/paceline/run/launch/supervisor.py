@@ -369,7 +369,7 @@ class Supervisor:
 
     def _end_late_workers(self, over_since: float) -> None:
         """Kill workers that don't end after the last update; the result is safe by then."""
-        running = [worker for worker in self._workers if worker.pid is not None]
+        running = [worker for worker in self._workers if worker.pid and not worker.is_killed]
         limits = self._end_grace.limits(running, over_since)
         for worker in [worker for worker in running if self._now() >= limits[worker]]:
             limit = f"{self._settings.grace_s:g} s after the last update"

@@ -94,7 +94,8 @@ class Progress:
         if not begun:
             missing = [worker for worker in range(self._spec.workers) if worker not in here]
             joined = f"{len(here)} of {self._spec.workers} have joined"
-            self.say(f"waiting for {_names(missing)}: {joined}")
+            waits_s = f" for {max(waiting_s.values()):.0f} s" if waiting_s else ""
+            self.say(f"waiting for {_names(missing)}{waits_s}: {joined}")
         elif self._tells:
             rate = (self._version - self._said_version) / took_s
             logged = "".join(f", {name} {value:.4g}" for name, value in self._scalars.items())

@@ -6,6 +6,8 @@ if no update was made for several seconds, and for several times as long as upda
 the run waits for the workers whose gradients would still count, or, if there is none, for all that
 compute. The trace has a record of that while it lasts, at growing intervals, so that a run that is
 killed meanwhile is explained, too.
+
+Before the run begins, it waits for the workers that haven't joined.
 """
 
 from collections import deque
@@ -21,7 +23,7 @@ __all__ = ["WaitingFor"]
 LONG_S = 5.0  # don't report shorter waits,
 USUAL = 3.0  # nor waits shorter than this many usual updates
 RECENT = 9  # the usual time is the median of this many, so one long interruption doesn't count
-FIRST_S = 30.0  # a first update may take long: data is read, caches are empty
+FIRST_S = 30.0  # the start and the first update may take long: data is read, caches are empty
 
 
 class WaitingFor:
@@ -32,13 +34,19 @@ class WaitingFor:
         self._recorder = recorder
         self._last: tuple[int, float] | None = None  # a version, and when the next was begun
         self._checked_at = 0.0
+        self._first_at: float | None = None  # when it was first checked
         self._asleep_s = 0.0  # how long the machine was suspended since then
         self._took_s: deque[float] = deque(maxlen=RECENT)  # recent updates
         self._record_at: dict[int, float] = {}  # by worker: when to record that it is waited for
 
     def check(self, now: float) -> dict[int, float]:
-        """Return the workers that the run waits for now, and when each was asked."""
+        """Return the workers that the run waits for now, and since when."""
         ledger = self._decider.ledger
+        if self._first_at is None:
+            self._first_at = now
+        if not ledger.begun and not ledger.stopping and now - self._first_at >= FIRST_S:
+            missing = set(range(ledger.spec.workers)) - ledger.joined
+            return dict.fromkeys(sorted(missing), self._first_at)
         if ledger.paused or ledger.finished:
             self._last, self._checked_at, self._asleep_s = None, now, 0.0
             return {}

@@ -35,6 +35,8 @@ __all__ = [
 
 Key = tuple[int, int, str]  # optimizer, group, name
 
+USUAL_LR_MAX = 1.0  # an optimizer may divide it by a small number before it multiplies gradients
+
 
 class KnownOptions:
     """The options of a worker's optimizers, as the server knows them."""
@@ -134,13 +136,21 @@ def check_options(optimizers: Sequence[Optimizer], options: Iterable[OptionChang
     """Raise ProtocolError if there is no such option, or they can't have these values together."""
     changes: dict[tuple[int, int], dict[str, Any]] = {}
     for option in options:
-        if _is_change(optimizers, option) and option.name != "lr":
-            # lr is only a factor, and many scripts change it at every step.
+        if _is_change(optimizers, option) and not _is_usual_lr(option):
             changes.setdefault((option.optimizer, option.group), {})[option.name] = option.value
     for (number, index), values in changes.items():
         if problem := _step_problem(optimizers[number], index, values):
             named = ", ".join(f"{name}={value!r}" for name, value in values.items())
             raise ProtocolError(f"parameter group {index} can't have {named}: {problem}")
+
+
+def _is_usual_lr(option: OptionChange) -> bool:
+    """Return whether it is a learning rate that needs no trial: many scripts set one at every step.
+
+    It is only a factor, so a step can fail only if it is so large that it overflows.
+    """
+    is_large = isinstance(option.value, int | float) and option.value > USUAL_LR_MAX
+    return option.name == "lr" and not is_large
 
 
 def _is_change(optimizers: Sequence[Optimizer], option: OptionChange) -> bool:
@@ -206,7 +216,10 @@ def _step_problem(optimizer: Optimizer, index: int, values: dict[str, Any]) -> s
     changed = dict(group)
     for name, new in values.items():
         is_tensor = isinstance(group[name], Tensor) and isinstance(new, int | float)
-        changed[name] = torch.full_like(group[name], new) if is_tensor else new
+        try:
+            changed[name] = torch.full_like(group[name], new) if is_tensor else new
+        except RuntimeError as error:  # it is too large for the tensor
+            return str(error)
     parameters = group["params"]
     tried = [parameter for parameter in parameters if parameter in state][:1] or parameters[:1]
     failure = step_failure(optimizer, tried, changed, state)
