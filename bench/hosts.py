@@ -5,8 +5,9 @@ Each system trains the same model in turn on new hosts. The table has the median
 rounds. `bound` is the time that the busiest link needs for the bytes of a ring all-reduce, which
 all-reduces can't beat unless they first add up the gradients within each host. Paceline has servers
 beside the workers of every host with a fast link; `bfloat16` sends gradients and parameters in half
-precision. `predicted` is what the simulator says about the exact run, given how long the workers
-computed. `sent` is what the busiest host sends in a step of it, in sizes of the model.
+precision. `predicted` is what the simulator says about the run to its left, given how long the
+workers computed. `sent` is what the busiest host sends in a step of the exact run, in sizes of the
+model; `in vain` is the share of the gradients' bytes that went into no update.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from subprocess import DEVNULL
 
 from workloads import WORKLOADS
 
+from paceline.core.events import Fate
 from paceline.sim.cluster import Cluster
 from paceline.sim.simulate import simulate
 from paceline.spec import RunSpec
@@ -71,6 +73,7 @@ class Case:
 
 CASES = [
     Case("equal"),
+    Case("backup", policy="backup:1"),
     Case("slow-link", slow_bandwidth=100 * MBIT, policy="backup:1", servers=3, steps=5),
     Case("2x4", hosts=2, workers_per_host=4, servers=2),
 ]
@@ -135,15 +138,24 @@ def step_s_of(trace: Trace) -> float:
     return median(later - earlier for earlier, later in pairwise(times))
 
 
-def step_s_of_exact(case: Case, hosts: Hosts, folder: Path) -> tuple[float, float, float]:
-    """Return the seconds of an update, the predicted ones, and what the busiest host sends."""
+def share_in_vain(trace: Trace) -> float:
+    """Return the share of the gradients' bytes that was of no use, after the warm-up."""
+    began = trace.updates()[WARM_UP - 1].t
+    gradients = [g for g in trace.records if isinstance(g, Gradient) and g.t > began]
+    used = sum(g.pushed_bytes for g in gradients if g.fate is Fate.ACCEPTED)
+    return 1 - used / sum(g.pushed_bytes for g in gradients)
+
+
+def columns_of_exact(case: Case, hosts: Hosts, folder: Path) -> tuple[float, ...]:
+    """Return the seconds of an update, the predicted ones, what the busiest host sends, in vain."""
     trace, sent = run_paceline(case, hosts, folder, "exact")
-    return step_s_of(trace), predicted_s(case, trace), sent
+    return step_s_of(trace), predicted_s(case, trace), sent, share_in_vain(trace)
 
 
-def step_s_of_bfloat16(case: Case, hosts: Hosts, folder: Path) -> tuple[float]:
-    """Return the seconds of an update with half precision on the wire."""
-    return (step_s_of(run_paceline(case, hosts, folder, "bfloat16")[0]),)
+def columns_of_bfloat16(case: Case, hosts: Hosts, folder: Path) -> tuple[float, ...]:
+    """Return the seconds of an update with half precision on the wire, and the predicted ones."""
+    trace, _ = run_paceline(case, hosts, folder, "bfloat16")
+    return step_s_of(trace), predicted_s(case, trace)
 
 
 def predicted_s(case: Case, trace: Trace) -> float:
@@ -164,8 +176,8 @@ def predicted_s(case: Case, trace: Trace) -> float:
 
 SYSTEMS: dict[str, Callable[[Case, Hosts, Path], tuple[float, ...]]] = {
     "DDP": step_s_of_ddp,
-    "Paceline": step_s_of_exact,
-    "bfloat16": step_s_of_bfloat16,
+    "Paceline": columns_of_exact,
+    "bfloat16": columns_of_bfloat16,
 }
 
 
@@ -187,7 +199,8 @@ def main() -> None:
         sys.exit(reason)
     model = WORKLOADS[WORKLOAD]().model
     model_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    titles = ("case", "bound", "DDP", "Paceline", "predicted", "sent", "bfloat16")
+    titles = ("case", "bound", "DDP", "Paceline", "predicted", "sent", "in vain")
+    titles += ("bfloat16", "predicted")
     print("".join(f"{title:>13}" for title in titles))
     for case in CASES:
         if options.only and case.name not in options.only.split(","):
@@ -196,9 +209,10 @@ def main() -> None:
             [seconds for system in SYSTEMS for seconds in measure(system, case)]
             for _ in range(options.rounds)
         ]
-        ddp, exact, predicted, sent, half = map(median, zip(*rounds, strict=True))
+        ddp, exact, predicted, sent, vain, *half = map(median, zip(*rounds, strict=True))
         row = [milliseconds(t) for t in (case.bound_s(model_bytes), ddp, exact, predicted)]
-        row += [f"{sent / model_bytes:11.2f} x", milliseconds(half)]
+        row += [f"{sent / model_bytes:11.2f} x", f"{100 * vain:11.1f} %"]
+        row += [milliseconds(t) for t in half]
         print(f"{case.name:>13}" + "".join(row), flush=True)
 
 
