@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from certificates import Authority
 from cli_fixtures import SCRIPT, refuse_wrong_input
 from failures import LOOP, TRAINING, troubled
 from paceline.trace.reader import read_trace
@@ -53,14 +54,21 @@ def test_workers_started_elsewhere_train_with_the_server(script, tmp_path, trans
     assert moved == [transport == "tcp"] * 10
 
 
-def test_another_server_joins_the_first(script, tmp_path):
-    """All processes are started as users start them."""
+def test_another_server_joins_the_first_over_tls(script, tmp_path):
+    """All processes are started as users start them, each with a certificate of its own."""
     path = script(TRAINING + QUIET + LOOP)
+    authority = Authority(tmp_path / "ca")
+
+    def launch(verb, name, *words):
+        files = authority.issue(name)
+        tls = ("--tls-cert", files.cert, "--tls-key", files.key, "--tls-ca", files.ca)
+        return start(tmp_path, verb, *words, *tls, path, tmp_path)
+
     words = ("-w", 2, "--steps", 5, "--servers", 2, "--token-file", "token")
-    head = start(tmp_path, "serve", *words, "--out", "run", path, tmp_path)
+    head = launch("serve", "head", *words, "--out", "run")
     join = ("--connect", address_of(head), "--token-file", "token", "--number")
-    server = start(tmp_path, "serve", *join, 1, path, tmp_path)
-    workers = [start(tmp_path, "work", *join, number, path, tmp_path) for number in range(2)]
+    server = launch("serve", "server", *join, 1)
+    workers = [launch("work", f"worker-{number}", *join, number) for number in range(2)]
     for process in [server, *workers]:
         _, err = process.communicate()
         assert process.returncode == 0, err

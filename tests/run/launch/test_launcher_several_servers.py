@@ -211,6 +211,14 @@ def test_killed_server_is_replaced_and_does_not_change_the_result(train, alone, 
     assert "Traceback" not in err
 
 
+def test_killed_server_is_replaced_over_tls(train, alone, tls_files):
+    """The checkpoints of all servers and the optimizer's state travel over TLS, too."""
+    files = {"tls_cert": tls_files.cert, "tls_key": tls_files.key, "tls_ca": tls_files.ca}
+    folder = train("killed", striking(2), **files)
+    check_struck(folder, 2)
+    assert_equal(results(folder), alone)
+
+
 def test_killed_head_does_not_change_the_result(train, alone):
     folder = train("killed", striking(0))
     check_struck(folder, 0)
