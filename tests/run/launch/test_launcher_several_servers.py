@@ -109,6 +109,7 @@ def train(tmp_path, script, forkserver, capsys, monkeypatch) -> TrainFunction:
         )
         found = Launcher(settings, folder, forkserver).run()
         printed = capsys.readouterr()
+        (folder / "out").write_text(printed.out)
         (folder / "err").write_text(printed.err)
         assert found == code, printed.out + printed.err
         audit(read_trace(folder / "trace.jsonl"))
@@ -178,6 +179,9 @@ def test_three_servers_give_the_weights_of_one(train, optimizer):
     assert [len(pids(three, server)) for server in range(4)] == [1, 1, 1, 0]
     assert [len(pids(one, server)) for server in range(4)] == [1, 0, 0, 0]
     assert restored(three) == []
+    ended = "server 1: the run has ended"
+    assert ended in (three / "output" / "server-1.log").read_text()
+    assert ended not in (three / "out").read_text()  # only what the head prints is shown
     text = (three / "trace.jsonl").read_text()
     assert json.loads(text[: text.index("\n")])["about"]["servers"] == "3"
 

@@ -7,10 +7,17 @@ from math import nan
 import pytest
 import torch
 
+from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
+from paceline.run.net.address import NobodyListens
+from paceline.run.net.server_messages import RunOver, ServerWelcome
+from paceline.run.net.shared_memory import SharedMemoryStore
+from paceline.run.server.part_server import CONNECT_TIMEOUT_S, ENDED_S, PartServer
 from paceline.run.settings import Settings
+from paceline.run.system import System
+from paceline.run.tensors.layout import gather
 from paceline.spec import RunSpec
-from server_group import Group, sgd
+from server_group import Group, sgd, small_units
 
 
 @pytest.fixture
@@ -365,3 +372,116 @@ def test_error_of_the_scripts_optimizer_on_one_server_fails_the_run(group_of, ca
     group.until(lambda: any(isinstance(one, messages.RunEnded) for one in member.inbox))
     group.server._run_end.save(group.server._end)
     capsys.readouterr()
+
+
+# ------------------------------------------------------------------------------- the end of a run
+
+WELCOME = ServerWelcome(2, None, 1, False, "exact", "exact")
+NOBODY, UNREACHABLE = NobodyListens("connection refused"), PeerLost("no route to host")
+
+
+class Heads:
+    """What a server finds at the head's address: an error, or messages before the head is lost.
+
+    It is the host and the connections of the server at once. The clock moves only when the server
+    sleeps.
+    """
+
+    address = "tcp:127.0.0.1:1"
+
+    def __init__(self, *found):
+        self._found = list(found)
+        self._inbox = []
+        self.now = 0.0
+        self.system = System(monotonic=lambda: self.now, sleep=self._sleep)
+        self.head = self
+        self.said = []
+        model, optimizer = sgd()()
+        self._server = PartServer(1, gather([model], [optimizer]), self, self.said.append)
+
+    def _sleep(self, seconds):
+        self.now += seconds
+
+    def serve(self):
+        """Serve until the run has ended; return how long that takes."""
+        self._server.serve()
+        return self.now
+
+    def connect(self):
+        found = self._found.pop(0) if len(self._found) > 1 else self._found[0]
+        if isinstance(found, tuple):  # an error, and until when
+            error, until = found
+            if self.now < until:
+                self._found.insert(0, found)
+            raise error
+        self._inbox = list(found)
+        return self
+
+    def new_store(self, part):
+        return SharedMemoryStore(part.spec, part.layout)
+
+    def send(self, message):
+        del message
+
+    def receive(self):
+        if not self._inbox:
+            raise PeerLost("the connection was closed")
+        return self._inbox.pop(0)
+
+    def wait_readable(self, timeout_s):
+        del timeout_s
+        return True
+
+    def wait(self, timeout_s):
+        del timeout_s
+        return []
+
+    def close(self):
+        self._inbox.clear()
+
+
+@pytest.fixture
+def _small(monkeypatch):
+    small_units(monkeypatch)
+
+
+LOST = "server 1 lost the head; waiting for it to restart"
+ENDED = "server 1: the run has ended"
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_leaves_when_the_head_says_that_the_run_has_ended():
+    heads = Heads([WELCOME, RunOver()])
+    assert heads.serve() == 0
+    assert heads.said == [ENDED]
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_that_has_lost_the_head_leaves_when_its_launcher_is_gone_too():
+    """A launcher that restarts the head keeps its address open, so nobody is refused."""
+    heads = Heads([WELCOME], (NOBODY, 1e9))
+    assert ENDED_S < heads.serve() < ENDED_S + 1
+    assert heads.said == [LOST, "waiting for the head: connection refused", ENDED]
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_waits_for_a_head_that_cannot_be_reached_for_a_while():
+    heads = Heads([WELCOME], (NOBODY, 50), (UNREACHABLE, 200), (NOBODY, 250), [WELCOME, RunOver()])
+    assert 250 < heads.serve() < 252
+    assert heads.said == [LOST, "waiting for the head: connection refused", ENDED]
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_that_has_never_joined_waits_longer_because_the_head_may_start_later():
+    heads = Heads((NOBODY, 1e9))
+    with pytest.raises(PeerLost, match="server 1 found no head: connection refused"):
+        heads.serve()
+    assert CONNECT_TIMEOUT_S < heads.now < CONNECT_TIMEOUT_S + 1
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_that_is_refused_says_why():
+    heads = Heads([messages.Refused("there is already a server 1")])
+    with pytest.raises(ProtocolError, match="the head refused server 1: there is already a server"):
+        heads.serve()
+    assert heads.said == []

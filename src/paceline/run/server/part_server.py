@@ -18,6 +18,7 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.net import server_messages as told
+from paceline.run.net.address import NobodyListens
 from paceline.run.net.data_peer import PartPeer
 from paceline.run.net.tcp import spans_of_version
 from paceline.run.net.transport import TensorStore
@@ -34,6 +35,7 @@ from paceline.run.tensors.sums import SlotGradient
 __all__ = ["HeadEnd", "PartConnections", "PartHost", "PartServer", "PartSession"]
 
 CONNECT_TIMEOUT_S = 600.0  # to find a head; long, because its script may load a large data set
+ENDED_S = 60.0  # a run has ended if no process has listened at its address for this long
 QUIET_S = 5.0  # tell the user after waiting this long
 TICK_S = 1.0
 
@@ -95,7 +97,10 @@ class PartHost(Protocol):
         """Return memory for a part."""
 
     def connect(self) -> PartConnections:
-        """Connect to the head once; raises PeerLost if there is none."""
+        """Connect to the head once; raises PeerLost if there is none.
+
+        The error is NobodyListens if no process listens at its address.
+        """
 
 
 @dataclass(eq=False)
@@ -126,13 +131,13 @@ class PartServer:
         self._taken: tuple[Part, TrainingState] | None = None  # what this server has of the whole
 
     def serve(self) -> None:
-        """Serve until the run is over; raises PeerLost if no head is found for a long time."""
-        while not self._serve_head():
+        """Serve until the run has ended; raises PeerLost if no head is found for a long time."""
+        while (connections := self._find_head()) is not None and not self._serve_head(connections):
             self._say(f"server {self._number} lost the head; waiting for it to restart")
+        self._say(f"server {self._number}: the run has ended")
 
-    def _serve_head(self) -> bool:
+    def _serve_head(self, connections: PartConnections) -> bool:
         """Serve one head; return whether the run is over."""
-        connections = self._find_head()
         try:
             return self.join(connections).serve()
         except PeerLost:
@@ -145,15 +150,24 @@ class PartServer:
         welcome = self._join(connections)
         return PartSession(self._take(welcome), welcome, connections, self._host)
 
-    def _find_head(self) -> PartConnections:
-        """Try to connect until it works, with growing pauses."""
+    def _find_head(self) -> PartConnections | None:
+        """Try to connect until it works, with growing pauses; None: the run has ended.
+
+        A launcher that restarts the head keeps listening for it, so a connection isn't refused.
+        """
         system = self._host.system
         began, pause_s, is_quiet = system.monotonic(), 0.01, True
+        refused_since: float | None = None  # not None iff nobody listened the last time
         while True:
             try:
                 return self._host.connect()
             except PeerLost as error:
-                waited_s = system.monotonic() - began
+                now = system.monotonic()
+                waited_s = now - began
+                is_refused = isinstance(error, NobodyListens) and self._taken is not None
+                refused_since = (refused_since or now) if is_refused else None
+                if refused_since is not None and now - refused_since > ENDED_S:
+                    return None
                 if waited_s > CONNECT_TIMEOUT_S:
                     raise PeerLost(f"server {self._number} found no head: {error}") from None
                 if is_quiet and waited_s > QUIET_S:
