@@ -335,6 +335,39 @@ if os.environ.get("PACELINE_SERVER") == "2":
     assert "server 2 failed with exit code 1; ending the run" in err
 
 
+FULL = """
+def trouble(run): pass
+
+from paceline.errors import SpecError
+from paceline.run.net.shared_memory import SharedMemoryStore
+new_accumulator, calls = SharedMemoryStore.new_accumulator, []
+
+def fail_once(store):
+    calls.append(1)
+    if len(calls) == 2 and ROLE == "server" and NUMBER == AT:
+        tell("refused", os.getpid())
+        raise SpecError("not enough shared memory for the slot")
+    return new_accumulator(store)
+
+SharedMemoryStore.new_accumulator = fail_once
+"""
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_worker_is_refused_if_any_server_has_no_memory_for_it(train, alone, server):
+    """It is started again, and the run begins once it has joined."""
+    folder = train("full", f'AT = "{server}"\n' + FULL)
+    assert (folder / "refused.word").read_text() == str(pids(folder, server)[0])
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    which = "server 1: " if server else ""
+    assert f"refused worker 1: {which}not enough shared memory for the slot" in err.replace(
+        "worker 0", "worker 1"
+    )
+    assert [len(pids(folder, number)) for number in range(3)] == [1, 1, 1]
+    assert restored(folder) == []
+
+
 SMALL = """
 def clip(optimizer, args, kwargs):
     for group in optimizer.param_groups:
