@@ -368,6 +368,38 @@ def test_worker_is_refused_if_any_server_has_no_memory_for_it(train, alone, serv
     assert restored(folder) == []
 
 
+CUT_OFF = """
+def trouble(run):
+    if run.worker == 1:
+        tell("back")
+    elif run.version == 3:
+        wait_for("back")
+
+from paceline.errors import PeerLost
+from paceline.run.worker import connection
+connect_data, times = connection.connect_data, []
+
+def fail_at_first(address, *args, **kwargs):
+    if WORKER != 1 or address == os.environ["PACELINE_ADDRESS"] or len(times) == 8:
+        return connect_data(address, *args, **kwargs)
+    times.append(time.monotonic())
+    tell("times", json.dumps(times))
+    raise PeerLost("no route to host")
+
+connection.connect_data = fail_at_first
+"""
+
+
+def test_worker_that_cannot_reach_another_server_tries_again_with_growing_pauses(train):
+    folder = train("cut-off", CUT_OFF, policy="backup:1")
+    times = json.loads((folder / "times.word").read_text())
+    assert len(times) == 8
+    assert times[-1] - times[0] > 0.01 * sum(1.5**n for n in range(7))
+    assert "worker 1 left" in (folder / "out").read_text()
+    assert [len(pids(folder, number)) for number in range(3)] == [1, 1, 1]
+    assert restored(folder) == []
+
+
 SMALL = """
 def clip(optimizer, args, kwargs):
     for group in optimizer.param_groups:
