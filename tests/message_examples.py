@@ -95,6 +95,7 @@ EXAMPLES = [
     between.PartArrived(4, 8, 1000, 2000),
     between.PartLost(4, "it was closed"),
     between.Blamed(8, (2,)),
+    between.PeerOpened(3, "not enough shared memory"),
     between.ServerFailed("no memory"),
 ]
 """One of each message."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline.core.decider import Decider
 from paceline.core.policies import parse_policy
-from paceline.errors import PeerLost
+from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
@@ -122,7 +122,10 @@ class Member:
         self.lost_by = ""  # why its connection is gone; "" if it isn't
 
     def join(self) -> None:
-        """Connect to all servers and join the run; called on another thread."""
+        """Connect to all servers and join the run; called on another thread.
+
+        Raises ProtocolError if the head refuses it.
+        """
         group = self._group
         channel = connect(group.address, TOKEN, TIMEOUT_S)
 
@@ -134,6 +137,9 @@ class Member:
         self.end = TcpWorker(ControlSocket(channel), dial(group.address), group.spec, dial)
         self.end.send(messages.Join(self.number, RELEASE, group.spec))
         answer = self.end.receive()
+        if isinstance(answer, messages.Refused):
+            self.end.close()
+            raise ProtocolError(answer.reason)
         assert isinstance(answer, messages.Welcome), answer
 
     def poll(self) -> None:
@@ -254,7 +260,7 @@ class Group:
 
     def step_others(self) -> None:
         """Let all other servers do what can be done now."""
-        for number in self.running:
+        for number in list(self.running):
             self.step_server(number)
 
     def until(
@@ -306,12 +312,15 @@ class Group:
         new, host = self.new_server(number, make)
         server = server or new
         connections = self.meanwhile(host.connect)
+
+        def join() -> None:  # from then on it is stepped: the head may be waiting for its answer
+            self.running[number] = Part(number, server, connections, server.join(connections))
+
         try:
-            session = self.meanwhile(server.join, connections)
+            self.meanwhile(join)
         except BaseException:
             connections.close()
             raise
-        self.running[number] = Part(number, server, connections, session)
         return self.running[number]
 
     def start_servers(self) -> "Group":

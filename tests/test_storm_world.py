@@ -13,6 +13,7 @@ from paceline.run.net.messages import Watch
 from paceline.run.tensors.layout import gather
 from storm.disk import StormDisk
 from storm.network import Kernel
+from storm.storm import own_process_state
 from storm.world import Deadlock, Endless, LeftBehind, Process, World
 
 STORE = InProcessStore(gather([torch.nn.Linear(1, 1)], []).spec)
@@ -75,6 +76,30 @@ def test_killed_process_does_nothing_more(world):
     world.at(1005.0, lambda: process.exit(-9))
     world.run(lambda: not world.tasks)
     assert (process.code, done) == (-9, [])
+
+
+def test_generator_that_a_killed_process_leaves_behind_does_nothing_more(world):
+    """Python closes it when its last frame is gone, where nothing can catch an exception."""
+    done = []
+
+    def batches():
+        try:
+            yield 1
+        finally:
+            done.append("closing")
+            world.touch()
+            done.append("cleaned up")
+
+    def victim():
+        for _ in batches():
+            world.sleep(10.0)
+
+    process = Process(world, "victim")
+    process.spawn(victim, "main")
+    world.at(1005.0, lambda: process.exit(-9))
+    with own_process_state():
+        world.run(lambda: not world.tasks)
+    assert done == ["closing"]
 
 
 def test_process_dies_at_the_chosen_point(world):

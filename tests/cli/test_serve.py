@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from certificates import Authority
 from cli_fixtures import SCRIPT, refuse_wrong_input
 from failures import LOOP, TRAINING, troubled
 from paceline.trace.reader import read_trace
@@ -53,17 +54,25 @@ def test_workers_started_elsewhere_train_with_the_server(script, tmp_path, trans
     assert moved == [transport == "tcp"] * 10
 
 
-def test_another_server_joins_the_first(script, tmp_path):
-    """All processes are started as users start them."""
+def test_another_server_joins_the_first_over_tls(script, tmp_path):
+    """All processes are started as users start them, each with a certificate of its own."""
     path = script(TRAINING + QUIET + LOOP)
+    authority = Authority(tmp_path / "ca")
+
+    def launch(verb, name, *words):
+        files = authority.issue(name)
+        tls = ("--tls-cert", files.cert, "--tls-key", files.key, "--tls-ca", files.ca)
+        return start(tmp_path, verb, *words, *tls, path, tmp_path)
+
     words = ("-w", 2, "--steps", 5, "--servers", 2, "--token-file", "token")
-    head = start(tmp_path, "serve", *words, "--out", "run", path, tmp_path)
+    head = launch("serve", "head", *words, "--out", "run")
     join = ("--connect", address_of(head), "--token-file", "token", "--number")
-    server = start(tmp_path, "serve", *join, 1, path, tmp_path)
-    workers = [start(tmp_path, "work", *join, number, path, tmp_path) for number in range(2)]
+    server = launch("serve", "server", *join, 1)
+    workers = [launch("work", f"worker-{number}", *join, number) for number in range(2)]
     for process in [server, *workers]:
-        _, err = process.communicate()
+        own, err = process.communicate()
         assert process.returncode == 0, err
+        assert own == "server 1: the run has ended\n" * (process is server)
     out, err = head.communicate()
     assert head.returncode == 0, err
     assert "sync with 2 workers: 5 updates" in out
@@ -109,26 +118,36 @@ def test_killed_server_that_is_started_again_continues_the_run(script, tmp_path)
     assert [update.update for update in trace.updates()][-1] == 8
 
 
-@pytest.mark.parametrize(
-    ("number", "width", "what"),
-    [
-        (2, "8", "the servers of this run are 0 to 1, got server 2"),
-        (1, "9", "the server's script differs from the head's: its parameters differ"),
-    ],
-)
-def test_server_that_does_not_belong_to_the_run_is_refused(script, tmp_path, number, width, what):
+def test_server_that_does_not_belong_to_the_run_is_refused_with_a_line(script, tmp_path):
+    """Each of them exits at once, instead of looking for another head."""
     path = script(TRAINING + QUIET + LOOP)
     other = tmp_path / "other.py"
-    other.write_text(path.read_text().replace("8", width))
+    other.write_text(path.read_text().replace("8", "9"))
+    (tmp_path / "wrong").write_text("0" * 64)
     words = ("-w", 1, "--steps", 5, "--servers", 2, "--token-file", "token")
     head = start(tmp_path, "serve", *words, "--out", "run", path, tmp_path)
-    join = ("--connect", address_of(head), "--token-file", "token", "--number")
-    server = start(tmp_path, "serve", *join, number, other, tmp_path)
-    _, err = server.communicate()
+    address = address_of(head)
+
+    def join(number=1, token="token", source=path, listen="127.0.0.1:0"):
+        where = ("--connect", address, "--listen", listen)
+        return start(
+            tmp_path, "serve", *where, "--token-file", token, "--number", number, source, tmp_path
+        )
+
+    refused = {
+        "the head refused server 2: the servers of this run are 0 to 1, got server 2": join(2),
+        "the head refused server 1: the server's script differs from the head's: its parameters "
+        "differ": join(source=other),
+        f"the server at tcp:{address} has a different token": join(token="wrong"),
+        f"cannot listen at tcp:{address}: Address already in use": join(listen=address),
+    }
+    for what, server in refused.items():
+        out, err = server.communicate()
+        assert (out, err.count("\n")) == ("", 1), err
+        assert err.startswith(what)
+        assert server.returncode == (2 if "cannot" in what else 4)
     head.terminate()
     head.communicate()
-    assert server.returncode == 1
-    assert what in err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from storm.laws import check_end, check_launch, check_laws
 from storm.scenario import Scenario, make_scenario
 from storm.script import StormScript
 from storm.streams import CHUNK_BYTES
-from storm.world import BEGIN_S, World
+from storm.world import BEGIN_S, Killed, World
 
 __all__ = ["Outcome", "run_seed", "run_storm"]
 
@@ -86,8 +87,11 @@ def _memory() -> str | None:
 def own_process_state() -> Iterator[None]:
     """Undo what the processes of a run change in their own process.
 
-    Tensors use one thread, and garbage isn't collected at random times.
+    Tensors use one thread, and garbage isn't collected at random times. A killed process leaves
+    generators behind, such as that of a loader. Python closes them when their last frame is gone,
+    and they touch the outside when nothing can catch what stops that any more.
     """
+    report = sys.unraisablehook
     threads, load = torch.get_num_threads(), nn.Module.load_state_dict
     chunk_bytes = payload_stream.CHUNK_BYTES
     payload_stream.CHUNK_BYTES = CHUNK_BYTES
@@ -95,9 +99,11 @@ def own_process_state() -> Iterator[None]:
     partition.ALIGNED = sums.BLOCK = BLOCK  # or the head had everything
     torch.set_num_threads(1)
     gc.disable()
+    sys.unraisablehook = lambda one: None if one.exc_type is Killed else report(one)
     try:
         yield
     finally:
+        sys.unraisablehook = report
         gc.enable()
         torch.set_num_threads(threads)
         payload_stream.CHUNK_BYTES = chunk_bytes

@@ -359,7 +359,6 @@ class ServerRun(Run):
         prepared.check()
         if not self._identity.is_head:
             serve_part(self._identity, gather(prepared.models, prepared.optimizers))
-            raise SystemExit(0)
         settings = _with_samples(settings_of(self._identity.run_dir), prepared.loaders)
         state = gather(prepared.models, prepared.optimizers)
         orders = [order_of(loader) for loader in prepared.loaders]

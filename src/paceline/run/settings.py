@@ -106,7 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether processes that die are restarted."""
 
     output: Literal["first", "all"] = "first"
-    """Whose standard output to show: that of the server and worker 0, or that of all processes."""
+    """Whose standard output to show: that of the head and worker 0, or that of all processes."""
 
     progress: bool = True
     """Whether the server prints its progress every few seconds."""

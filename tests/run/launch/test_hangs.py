@@ -5,11 +5,13 @@
 """
 
 import os
+import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
-from failures import TRAINING, troubled
+from failures import TRAINING, counts, joins_and_leaves, troubled
 from paceline.errors import PeerLost
 from paceline.run.launch import hangs
 from paceline.run.launch.environment import Identity
@@ -270,6 +272,32 @@ def trouble(run):
     assert ran.err.count("worker 1 was still running 0.5 s after the last update and was") == 1
 
 
+def test_stopped_worker_that_uses_tcp_is_named_and_stays_in_the_run(launch):
+    """The server can't see that it is stopped: it may be on another host."""
+    source = """
+    import threading
+
+    def continue_it():
+        pid = int(wait_for("stopped"))
+        wait_until(lambda: in_the_trace(type="awaited", worker=1))
+        time.sleep(1.0)  # for the line of the launcher
+        os.kill(pid, signal.SIGCONT)
+
+    def trouble(run):
+        if run.version == 3 and run.worker == 1 and not was_told("stopped"):
+            tell("stopped", os.getpid())
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif run.version == 3 and run.worker == 0:
+            threading.Thread(target=continue_it).start()
+    """
+    ran = launch(troubled(dedent(source)), steps=6, transport="tcp")
+    assert ran.code == 0, ran.err
+    assert re.search(r"waiting for worker 1 for \d s; it was stopped \(SIGSTOP\)", ran.err)
+    assert joins_and_leaves(ran.trace, 1)[:1] == ["joined"]
+    assert "stopped" not in joins_and_leaves(ran.trace, 1)
+    assert counts(ran.trace) == [2] * 6
+
+
 def test_worker_0_that_never_ends_its_turn_is_killed_after_the_grace_period(launch):
     source = """
 def trouble(run):
@@ -356,6 +384,19 @@ def test_line_counts_down_to_the_kill(world):
     assert line(first) == "waiting for worker 0 to finish the script"
     world.now += hangs.SAY_S
     assert line() == ""
+
+
+def test_line_names_workers_that_were_started_elsewhere_and_are_not_killed(world):
+    monitor = RunMonitor(no_server)
+    grace, over_since = EndGrace(60.0, monitor, world.system), world.now
+    monitor.here = (1, 3)
+    grace.limits([worker(1, 11)], over_since)
+    world.now += hangs.SAY_S
+    assert grace.line({}, over_since) == "waiting for worker 3 to finish the script"
+    assert grace.line({}, over_since) == ""
+    monitor.here = (1,)  # it was killed, which the server doesn't know yet
+    world.now += hangs.SAY_S
+    assert grace.line({}, over_since) == ""
 
 
 # ------------------------------------------------------------------------------- a hung server

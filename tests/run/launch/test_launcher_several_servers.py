@@ -109,6 +109,7 @@ def train(tmp_path, script, forkserver, capsys, monkeypatch) -> TrainFunction:
         )
         found = Launcher(settings, folder, forkserver).run()
         printed = capsys.readouterr()
+        (folder / "out").write_text(printed.out)
         (folder / "err").write_text(printed.err)
         assert found == code, printed.out + printed.err
         audit(read_trace(folder / "trace.jsonl"))
@@ -178,6 +179,9 @@ def test_three_servers_give_the_weights_of_one(train, optimizer):
     assert [len(pids(three, server)) for server in range(4)] == [1, 1, 1, 0]
     assert [len(pids(one, server)) for server in range(4)] == [1, 0, 0, 0]
     assert restored(three) == []
+    ended = "server 1: the run has ended"
+    assert ended in (three / "output" / "server-1.log").read_text()
+    assert ended not in (three / "out").read_text()  # only what the head prints is shown
     text = (three / "trace.jsonl").read_text()
     assert json.loads(text[: text.index("\n")])["about"]["servers"] == "3"
 
@@ -209,6 +213,14 @@ def test_killed_server_is_replaced_and_does_not_change_the_result(train, alone, 
     err = (folder / "err").read_text()
     assert f"server {server} was killed by SIGKILL; restarting" in err
     assert "Traceback" not in err
+
+
+def test_killed_server_is_replaced_over_tls(train, alone, tls_files):
+    """The checkpoints of all servers and the optimizer's state travel over TLS, too."""
+    files = {"tls_cert": tls_files.cert, "tls_key": tls_files.key, "tls_ca": tls_files.ca}
+    folder = train("killed", striking(2), **files)
+    check_struck(folder, 2)
+    assert_equal(results(folder), alone)
 
 
 def test_killed_head_does_not_change_the_result(train, alone):
@@ -321,6 +333,71 @@ if os.environ.get("PACELINE_SERVER") == "2":
     assert (tmp_path / "raised.word").exists()
     assert err.count("ValueError: no data here") == err.count("Traceback") == 1
     assert "server 2 failed with exit code 1; ending the run" in err
+
+
+FULL = """
+def trouble(run): pass
+
+from paceline.errors import SpecError
+from paceline.run.net.shared_memory import SharedMemoryStore
+new_accumulator, calls = SharedMemoryStore.new_accumulator, []
+
+def fail_once(store):
+    calls.append(1)
+    if len(calls) == 2 and ROLE == "server" and NUMBER == AT:
+        tell("refused", os.getpid())
+        raise SpecError("not enough shared memory for the slot")
+    return new_accumulator(store)
+
+SharedMemoryStore.new_accumulator = fail_once
+"""
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_worker_is_refused_if_any_server_has_no_memory_for_it(train, alone, server):
+    """It is started again, and the run begins once it has joined."""
+    folder = train("full", f'AT = "{server}"\n' + FULL)
+    assert (folder / "refused.word").read_text() == str(pids(folder, server)[0])
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    which = "server 1: " if server else ""
+    assert f"refused worker 1: {which}not enough shared memory for the slot" in err.replace(
+        "worker 0", "worker 1"
+    )
+    assert [len(pids(folder, number)) for number in range(3)] == [1, 1, 1]
+    assert restored(folder) == []
+
+
+CUT_OFF = """
+def trouble(run):
+    if run.worker == 1:
+        tell("back")
+    elif run.version == 3:
+        wait_for("back")
+
+from paceline.errors import PeerLost
+from paceline.run.worker import connection
+connect_data, times = connection.connect_data, []
+
+def fail_at_first(address, *args, **kwargs):
+    if WORKER != 1 or address == os.environ["PACELINE_ADDRESS"] or len(times) == 8:
+        return connect_data(address, *args, **kwargs)
+    times.append(time.monotonic())
+    tell("times", json.dumps(times))
+    raise PeerLost("no route to host")
+
+connection.connect_data = fail_at_first
+"""
+
+
+def test_worker_that_cannot_reach_another_server_tries_again_with_growing_pauses(train):
+    folder = train("cut-off", CUT_OFF, policy="backup:1")
+    times = json.loads((folder / "times.word").read_text())
+    assert len(times) == 8
+    assert times[-1] - times[0] > 0.01 * sum(1.5**n for n in range(7))
+    assert "worker 1 left" in (folder / "out").read_text()
+    assert [len(pids(folder, number)) for number in range(3)] == [1, 1, 1]
+    assert restored(folder) == []
 
 
 SMALL = """

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from certificates import issue
 from paceline.errors import SpecError
 
 SOURCE = """
@@ -29,8 +30,17 @@ for epoch in range(20):
 """
 
 
+LARGE = SOURCE.replace("300", "600")  # enough for two servers
+
+
 def weights(ran):
     return torch.load(ran.folder / "weights.pt", weights_only=True)
+
+
+def assert_same_weights(ran, other):
+    expected = weights(other)
+    for name, weight in weights(ran).items():
+        assert torch.equal(weight, expected[name]), name
 
 
 def options(files):
@@ -46,12 +56,30 @@ def test_run_over_tls_equals_one_over_shared_memory(launch, tls_files):
     plain = launch(SOURCE, workers=2, steps=6)
     ran = launch(SOURCE, workers=2, steps=6, **options(tls_files))
     assert (plain.code, ran.code) == (0, 0)
-    expected = weights(plain)
-    for name, weight in weights(ran).items():
-        assert torch.equal(weight, expected[name]), name
+    assert_same_weights(ran, plain)
     spec = json.loads((ran.folder / "spec.json").read_text(encoding="utf-8"))
     assert (spec["tls_cert"], spec["tls_key"]) == (tls_files.cert, tls_files.key)
     assert "BEGIN" not in json.dumps(spec)
+
+
+@pytest.fixture(scope="module")
+def self_signed(tmp_path_factory):
+    """A certificate that signs itself."""
+    return issue(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize(("files", "wire"), [("tls_files", "exact"), ("self_signed", "bfloat16")])
+def test_two_servers_over_tls_train_what_they_train_without(launch, files, wire, request):
+    """Workers connect to both servers, and the second server to the first, with TLS."""
+    formats = {"wire": wire, "wire_parameters": wire}
+    files = options(request.getfixturevalue(files))
+    plain = launch(LARGE, workers=2, steps=6, servers=2, **formats)
+    ran = launch(LARGE, workers=2, steps=6, servers=2, **formats, **files)
+    assert (plain.code, ran.code) == (0, 0)
+    assert_same_weights(ran, plain)
+    assert ran.trace.header.about["servers"] == "2"
+    pushed = [[record.pushed_bytes for record in one.trace.gradients()] for one in (ran, plain)]
+    assert pushed[0] == pushed[1]
 
 
 def test_expired_certificate_ends_the_run_before_it_begins(launch, authority):

@@ -13,6 +13,7 @@ from paceline.errors import PeerLost, SpecError
 from paceline.run.net.address import (
     KEEP_ALIVE_S,
     VANISHED_S,
+    NobodyListens,
     accept,
     bind,
     dial,
@@ -170,7 +171,7 @@ def test_bound_address_is_taken_but_nobody_listens():
     with bind(address):
         with pytest.raises(SpecError, match=f"cannot listen at {address}: Address already in use"):
             listen(address)
-        with pytest.raises(PeerLost, match=f"no server at {address}: Connection refused"):
+        with pytest.raises(NobodyListens, match=f"no server at {address}: Connection refused"):
             dial(address)
 
 
@@ -202,8 +203,9 @@ def test_address_that_is_too_long_is_refused(prefix):
 
 
 def test_dialing_an_address_without_a_server_raises_peer_lost(tmp_path):
-    with pytest.raises(PeerLost, match=r"no server at unix:.*: No such file"):
+    with pytest.raises(PeerLost, match=r"no server at unix:.*: No such file") as caught:
         dial(f"unix:{tmp_path}/server")
+    assert not isinstance(caught.value, NobodyListens)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def train(launch):
     """Return a function that trains over TCP, with these settings."""
 
     def run(**options):
-        ran = launch(TRAINING, steps=STEPS, **{"transport": "tcp", **options})
+        ran = launch(TRAINING, **{"steps": STEPS, "transport": "tcp", **options})
         assert ran.code == 0, ran.err
         return ran
 
@@ -96,6 +96,20 @@ def test_run_in_half_precision_trains_to_the_same_loss_in_half_the_bytes(train):
         assert ours == pytest.approx(theirs / 2, rel=0.02)
         assert half.trace.header.about["wire"] == wire
         assert half.trace.header.about["wire_parameters"] == wire
+
+
+def test_two_servers_in_half_precision_equal_one_in_half_the_bytes(train):
+    """Each server has parameters, so their formats matter on both."""
+    rounded = {"wire": "bfloat16", "wire_parameters": "bfloat16", "steps": 8}
+    one, two = train(**rounded), train(servers=2, **rounded)
+    exact = train(servers=2, steps=8)
+    assert two.trace.header.about["servers"] == "2"
+    assert two.trace.header.about["wire"] == "bfloat16"
+    assert_same(torch.load(two.folder / "weights.pt"), torch.load(one.folder / "weights.pt"))
+    for kept in two.kept.values():
+        assert kept["grads"]
+        assert_same(kept["state"], torch.load(two.folder / "weights.pt"))
+    assert pushed_bytes(two) == pytest.approx(pushed_bytes(exact) / 2, rel=0.02)
 
 
 def test_script_sees_its_gradient_as_it_computed_it_and_the_last_version_exactly(train):

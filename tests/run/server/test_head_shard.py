@@ -17,7 +17,7 @@ from paceline.errors import ProtocolError
 from paceline.run.net import messages
 from paceline.run.net.in_process import InProcessStore, PlainMemory
 from paceline.run.net.messages import decode_server, decode_worker, encode
-from paceline.run.net.server_messages import OpenPeer, ServerWelcome
+from paceline.run.net.server_messages import OpenPeer, PeerOpened, ServerWelcome
 from paceline.run.server.head_shard import HeadShard
 from paceline.run.server.other_servers import OtherServers
 from paceline.run.server.part_server import PartSession
@@ -111,6 +111,7 @@ class DirectServers:
             self.sessions.append(end.session)
         for worker in range(WORKERS):
             self.others.broadcast(OpenPeer(worker + 1, worker, bytes(32)))
+            self.others.answers(PeerOpened)
         self.slots = [self.store.new_accumulator() for _ in range(WORKERS)]
 
     def deliver(self, worker, whole):

@@ -7,10 +7,17 @@ from math import nan
 import pytest
 import torch
 
+from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.run.net import messages
+from paceline.run.net.address import NobodyListens
+from paceline.run.net.server_messages import RunOver, ServerWelcome
+from paceline.run.net.shared_memory import SharedMemoryStore
+from paceline.run.server.part_server import PartServer
 from paceline.run.settings import Settings
+from paceline.run.system import System
+from paceline.run.tensors.layout import gather
 from paceline.spec import RunSpec
-from server_group import Group, sgd
+from server_group import Group, sgd, small_units
 
 
 @pytest.fixture
@@ -365,3 +372,128 @@ def test_error_of_the_scripts_optimizer_on_one_server_fails_the_run(group_of, ca
     group.until(lambda: any(isinstance(one, messages.RunEnded) for one in member.inbox))
     group.server._run_end.save(group.server._end)
     capsys.readouterr()
+
+
+def test_worker_for_which_another_server_has_no_memory_is_refused_with_the_reason(group_of):
+    """The run goes on without it, and it may join when there is memory again."""
+
+    def no_memory():
+        raise SpecError("not enough shared memory for the accumulator")
+
+    group = group_of(2)
+    members = begin(group, 0, 1)
+    store = group.running[2].session._store
+    usual, store.new_accumulator = store.new_accumulator, no_memory
+    reason = "server 2: not enough shared memory for the accumulator"
+    with pytest.raises(ProtocolError, match=reason):
+        group.join(2)
+    store.new_accumulator = usual
+    group.settle()
+    assert not group.server._failures.failure
+    assert [len(part.session._workers) for part in group.running.values()] == [2, 2]
+    for member in members:
+        member.announce(3.0)
+    group.until(lambda: group.version == 1)
+    assert_everywhere(group, -3.0)
+    members[0].assignment()
+    [late] = begin(group, 2)
+    for member in (members[0], late):
+        member.announce(5.0)
+    group.until(lambda: group.version == 2)
+    assert_everywhere(group, -8.0)
+    assert group.contributors() == [[0, 1], [0, 2]]
+
+
+# ------------------------------------------------------------------------------- the end of a run
+
+WELCOME = ServerWelcome(2, None, 1, False, "exact", "exact")
+LOST = "server 1 lost the head; waiting for it to restart"
+ENDED = "server 1: the run has ended"
+
+
+class Heads:
+    """What a server finds one after the other: an error, or messages of a head that is lost then.
+
+    It is the host and the connections of the server at once. The clock moves only when the server
+    sleeps.
+    """
+
+    address = "tcp:127.0.0.1:1"
+
+    def __init__(self, *found):
+        self._found = list(found)
+        self._inbox = []
+        self._now = 0.0
+        self.system = System(monotonic=lambda: self._now, sleep=self._sleep)
+        self.head = self
+        self.said = []
+
+    def _sleep(self, seconds):
+        self._now += seconds
+
+    def serve(self):
+        model, optimizer = sgd()()
+        PartServer(1, gather([model], [optimizer]), self, self.said.append).serve()
+
+    def connect(self):
+        found = self._found.pop(0) if len(self._found) > 1 else self._found[0]
+        if isinstance(found, Exception):
+            raise found
+        self._inbox = list(found)
+        return self
+
+    def new_store(self, part):
+        return SharedMemoryStore(part.spec, part.layout)
+
+    def send(self, message):
+        del message
+
+    def receive(self):
+        if not self._inbox:
+            raise PeerLost("the connection was closed")
+        return self._inbox.pop(0)
+
+    def wait_readable(self, timeout_s):
+        del timeout_s
+        return True
+
+    def wait(self, timeout_s):
+        del timeout_s
+        return []
+
+    def close(self):
+        self._inbox.clear()
+
+
+@pytest.fixture
+def _small(monkeypatch):
+    small_units(monkeypatch)
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_leaves_when_the_head_says_that_the_run_has_ended():
+    heads = Heads(PeerLost("not yet"), [WELCOME, RunOver()])
+    heads.serve()
+    assert heads.said == [ENDED]
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_waits_for_a_head_that_restarts():
+    heads = Heads([WELCOME], PeerLost("not yet"), [WELCOME, RunOver()])
+    heads.serve()
+    assert heads.said == [LOST, ENDED]
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_leaves_when_the_launcher_of_the_head_is_gone_too():
+    heads = Heads([WELCOME], NobodyListens("connection refused"))
+    heads.serve()
+    assert heads.said == [LOST, "waiting for the head: connection refused", ENDED]
+
+
+@pytest.mark.usefixtures("_small")
+def test_server_that_is_refused_says_why():
+    heads = Heads([messages.Refused("there is already a server 1")])
+    with pytest.raises(ProtocolError, match="the head refused server 1: there is already a server"):
+        heads.serve()
+    assert heads.said == []

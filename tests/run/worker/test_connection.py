@@ -30,13 +30,16 @@ class Servers:
         self._network = InProcessNetwork(InProcessStore(SPEC))
         self.peers = []
         self.now = 0.0
+        self.events = []  # "dial", "close", and pauses
         system = System(monotonic=lambda: self.now, sleep=self._sleep)
         self.connection = ServerConnection(3, SPEC, self.dial, system=system)
 
     def _sleep(self, seconds):
+        self.events.append(seconds)
         self.now += seconds
 
     def dial(self):
+        self.events.append("dial")
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if answer is None:
             raise PeerLost("no server at unix:@here")
@@ -50,6 +53,8 @@ class Servers:
                 peer.send(message)
         if not answer:
             self._network.close(peer)
+        close = end.close
+        end.close = lambda: (self.events.append("close"), close())
         return end
 
 
@@ -98,6 +103,23 @@ def test_worker_joins_the_next_server_if_one_dies_before_its_welcome():
     servers = Servers([], [], [WELCOME])
     assert servers.connection.join()[0] == WELCOME
     assert len(servers.peers) == 3
+
+
+def test_pauses_grow_also_if_a_server_is_lost_before_its_welcome():
+    """A worker that can't reach one of several servers loses its connection to the head so."""
+    servers = Servers(*[[]] * 20, [WELCOME])
+    servers.connection.join()
+    pauses = [what for what in servers.events if isinstance(what, float)]
+    assert len(pauses) == 20
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.01, 0.5)
+
+
+def test_connection_is_closed_before_the_pause():
+    """Otherwise the run would count on this worker meanwhile."""
+    servers = Servers([], [WELCOME])
+    servers.connection.join()
+    assert servers.events == ["dial", "close", 0.01, "dial"]
 
 
 def test_refused_worker_says_why():

@@ -108,11 +108,13 @@ class EndGrace:
         self._busy_at = 0.0  # when worker 0 last used the processor
         self._cpu_s = 0.0  # of worker 0 and its descendants
         self._said_at = -inf
+        self._own: set[int | None] = set()  # the workers that were started here
 
     def limits(self, running: Iterable[Child], over_since: float) -> dict[Child, float]:
         """Return when to kill each of these workers."""
         limits = dict.fromkeys(running, over_since + self._grace_s)
         for child in limits:
+            self._own.add(child.who.worker)
             if child.who.worker == 0:
                 limits[child] = self._limit_of_first(child, over_since)
         return limits
@@ -120,9 +122,12 @@ class EndGrace:
     def line(self, limits: dict[Child, float], over_since: float) -> str:
         """Return a line about the workers that are still running, if one is due; "": none is."""
         now = self._system.monotonic()
-        if not limits or now < max(over_since, self._said_at) + SAY_S:
+        elsewhere = [f"worker {number}" for number in self._monitor.here if number not in self._own]
+        if not (limits or elsewhere) or now < max(over_since, self._said_at) + SAY_S:
             return ""
         self._said_at = now
+        if not limits:  # nobody here can kill them
+            return f"waiting for {', '.join(elsewhere)} to finish the script"
         left_s = {child.name: kill_at - now for child, kill_at in limits.items()}
         first = min(left_s, key=lambda name: left_s[name])
         kill = f"; {first} will be killed in {left_s[first]:.0f} s (--grace {self._grace_s:g}s)"

@@ -49,6 +49,7 @@ class RunMonitor:
         self.is_told = False  # whether workers know that the run is over
         self.over_since: float | None = None
         """Since when the run is over and only its workers keep it from ending; None: it isn't."""
+        self.here: tuple[int, ...] = ()  # the workers that are in the run
         self.computing: dict[int, float] = {}  # see `RunProgress`
         self.end: End | None = None  # not None iff the server has written everything
         self.started_at = -inf  # when the current server did
@@ -88,7 +89,7 @@ class RunMonitor:
         self.is_serving = self.is_saving = self.is_told = False
         self.started_at = self._now()
         self.over_since = self.end = None
-        self.waiting_s = {}
+        self.here, self.waiting_s = (), {}
         self._base_accepted, self._base_left = self.accepted.copy(), dict(self.left)
         self._retry_at = self.started_at
 
@@ -200,6 +201,7 @@ class RunMonitor:
         self._answered = max(self._answered, progress.request)
         self.version = max(self.version, progress.version)
         self.accepted = self._base_accepted + Counter(progress.accepted)
+        self.here = progress.here
         for worker in progress.here:
             self._base_left.pop(worker, None)
         self.left = {**self._base_left, **progress.left}

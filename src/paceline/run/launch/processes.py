@@ -101,7 +101,7 @@ class Processes:
             gets_socket=listening is not None,
         )
         try:
-            is_quiet = settings.output == "first" and bool(child.who.worker)
+            is_quiet = settings.output == "first" and bool(child.who.worker or child.who.server)
             pipes = self._output.open_pipes(child.name, is_quiet)
             if listening is not None:
                 pipes = msgspec.structs.replace(pipes, listening=listening.fileno())

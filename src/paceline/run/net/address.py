@@ -13,6 +13,7 @@ import socket
 from paceline.errors import PeerLost, SpecError
 
 __all__ = [
+    "NobodyListens",
     "accept",
     "bind",
     "dial",
@@ -30,6 +31,10 @@ BACKLOG = 1024
 KEEP_ALIVE_S = 5  # between questions whether an idle host is still there
 NO_RESOURCES = errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 VANISHED_S = 30  # without an answer, a host counts as gone
+
+
+class NobodyListens(PeerLost):
+    """The host of a server is there, but no process listens at the server's address."""
 
 
 def is_tcp(address: str) -> bool:
@@ -129,7 +134,7 @@ def accept(listening: socket.socket) -> socket.socket | None:
 
 
 def dial(address: str, timeout_s: float | None = None) -> socket.socket:
-    """Connect to the address; raises PeerLost if no server listens there.
+    """Connect to the address; raises PeerLost if that fails, NobodyListens if it is refused.
 
     The timeout, if any, also applies to everything that is done with the socket later.
     """
@@ -140,7 +145,8 @@ def dial(address: str, timeout_s: float | None = None) -> socket.socket:
         sock.connect(target)
     except OSError as error:
         sock.close()
-        raise PeerLost(f"no server at {address}: {error.strerror or error}") from None
+        kind = NobodyListens if isinstance(error, ConnectionRefusedError) else PeerLost
+        raise kind(f"no server at {address}: {error.strerror or error}") from None
     _set_options(sock)
     return sock
 

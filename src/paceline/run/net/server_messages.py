@@ -6,8 +6,8 @@ Theory of operation
     JoinAsServer(number, address)   ->                                 after the same handshake as
                                     <-    ServerWelcome                a worker's
                                     <-    LoadPart, StateReply         its part of the parameters
-                                    <-    OpenPeer(peer, session)      a worker has joined: wait for
-                                                                       its data connection
+                                    <-    OpenPeer(peer, session)      a worker joins: wait for its
+    PeerOpened(peer)                ->                                 data connection
                                     <-    AddReader, PublishPart       send a part of a version
                                     <-    ExpectPart(peer, payload)    a gradient was admitted
     PartArrived(peer, payload)      ->                                 all of its part is here
@@ -49,6 +49,7 @@ __all__ = [
     "PartArrived",
     "PartLost",
     "PartReduced",
+    "PeerOpened",
     "PublishPart",
     "ReducePart",
     "ReleaseSlot",
@@ -96,7 +97,7 @@ class LoadPart(Message, tag=32, frozen=True):
 
 
 class OpenPeer(Message, tag=33, frozen=True):
-    """Expect the data connection of a worker that has joined."""
+    """Make a slot for a worker that joins, and expect its data connection."""
 
     peer: Count
     worker: Number
@@ -260,7 +261,16 @@ class ServerFailed(Message, tag=55, frozen=True):
     reason: Text
 
 
-FromOtherServer = JoinAsServer | PartReduced | PartArrived | PartLost | Blamed | ServerFailed
+class PeerOpened(Message, tag=56, frozen=True):
+    """Answer an OpenPeer."""
+
+    peer: Count
+    failure: Text  # why there is no slot for the worker; empty: there is one
+
+
+FromOtherServer = (
+    JoinAsServer | PartReduced | PartArrived | PartLost | Blamed | ServerFailed | PeerOpened
+)
 ToOtherServer = (
     ServerWelcome
     | LoadPart

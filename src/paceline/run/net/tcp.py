@@ -94,7 +94,7 @@ class Relay(Protocol):
     """Has the other servers of a run do their part of what the head's end to a worker does."""
 
     def open(self, peer: "TcpPeer", session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
-        """Expect data connections of this session.
+        """Expect data connections of this session; raises SpecError if a server has no memory.
 
         Returns the number of the peer in later calls, and the welcome with the servers' addresses.
         """

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from paceline.errors import PacelineError, PeerLost, ProtocolError
+from paceline.errors import PacelineError, PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
@@ -29,6 +29,7 @@ from paceline.run.net.server_messages import (
     PartArrived,
     PartLost,
     PartReduced,
+    PeerOpened,
     ServerFailed,
 )
 from paceline.run.net.tcp import TcpPeer
@@ -90,6 +91,7 @@ class OtherServers:
             ServerFailed: self._on_failed,
             PartReduced: self._on_unasked,
             Blamed: self._on_unasked,
+            PeerOpened: self._on_unasked,
         }
 
     @classmethod
@@ -220,7 +222,8 @@ class OtherServers:
 
     def ignores(self, end: PeerEnd, message: object) -> bool:
         """Return whether a message is an answer that the head no longer waits for."""
-        is_answer = isinstance(message, messages.StateUpload | PartReduced | Blamed)
+        answers = messages.StateUpload | PartReduced | Blamed | PeerOpened
+        is_answer = isinstance(message, answers)
         return is_answer and self.failure != "" and self.number_of(end) is not None
 
     def collect(self) -> list[Any]:
@@ -283,10 +286,20 @@ class OtherServers:
     # --------------------------------------------------------- what the head's ends to workers do
 
     def open(self, peer: TcpPeer, session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
-        """Expect data connections of this session at all servers."""
+        """Expect data connections of this session at all servers, and have slots for it there.
+
+        Raises SpecError if a server has no memory for one.
+        """
         number = next(self._next_peer)
-        self._peers[number] = peer
         self.broadcast(to_servers.OpenPeer(number, welcome.worker, session))
+        with suppress(PartFailed):  # the run has failed: its workers are only told of the end
+            opened = dict(enumerate(self.answers(PeerOpened), start=1))
+            failures = [f"server {n}: {one.failure}" for n, one in opened.items() if one.failure]
+            if failures:
+                for n in [n for n, one in opened.items() if not one.failure]:
+                    self.send(n, to_servers.ClosePeer(number))
+                raise SpecError(failures[0])
+        self._peers[number] = peer
         addresses = tuple([self._addresses[n] for n in sorted(self._addresses)])
         return number, msgspec.structs.replace(welcome, servers=addresses, is_split=self.is_split)
 

@@ -2,11 +2,13 @@
 """Serve a part of the parameters on this machine: memory, sockets, and the way to the head."""
 
 import signal
+import sys
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 from typing import NoReturn
 
+from paceline.errors import InternalError, PacelineError
 from paceline.run.launch.environment import Identity, check_listening
 from paceline.run.net.address import host_of, listen, of_socket
 from paceline.run.net.data_socket import DataSocket
@@ -67,11 +69,21 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def serve_part(identity: Identity, whole: TrainingState) -> None:
-    """Serve a part of a run until it is over; raises PeerLost if its head is gone for good."""
+def serve_part(identity: Identity, whole: TrainingState) -> NoReturn:
+    """Serve a part of a run until it has ended, and exit.
+
+    If that is impossible, because the head refuses this server, say, exit with the error's code.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
-    PartServer(identity.server, whole, _PartHost(identity), _say).serve()
+    try:
+        PartServer(identity.server, whole, _PartHost(identity), _say).serve()
+    except InternalError:
+        raise
+    except PacelineError as error:
+        print(error, file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code) from None
+    raise SystemExit(0)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -14,13 +14,14 @@ from traceback import print_exc
 from typing import Any, Protocol
 
 from paceline.core.events import ApplyUpdate, Contribution
-from paceline.errors import PeerLost, ProtocolError
+from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.net import server_messages as told
 from paceline.run.net.data_peer import PartPeer
 from paceline.run.net.tcp import spans_of_version
 from paceline.run.net.transport import TensorStore
+from paceline.run.server.head_search import find_head
 from paceline.run.system import System
 from paceline.run.tensors.group_options import set_option
 from paceline.run.tensors.layout import Layout, TrainingState, Views
@@ -33,8 +34,6 @@ from paceline.run.tensors.sums import SlotGradient
 
 __all__ = ["HeadEnd", "PartConnections", "PartHost", "PartServer", "PartSession"]
 
-CONNECT_TIMEOUT_S = 600.0  # to find a head; long, because its script may load a large data set
-QUIET_S = 5.0  # tell the user after waiting this long
 TICK_S = 1.0
 
 
@@ -95,7 +94,10 @@ class PartHost(Protocol):
         """Return memory for a part."""
 
     def connect(self) -> PartConnections:
-        """Connect to the head once; raises PeerLost if there is none."""
+        """Connect to the head once; raises PeerLost if there is none.
+
+        The error is NobodyListens if no process listens at its address.
+        """
 
 
 @dataclass(eq=False)
@@ -126,13 +128,17 @@ class PartServer:
         self._taken: tuple[Part, TrainingState] | None = None  # what this server has of the whole
 
     def serve(self) -> None:
-        """Serve until the run is over; raises PeerLost if no head is found for a long time."""
-        while not self._serve_head():
+        """Serve until the run has ended; raises PeerLost if no head is found for a long time."""
+        while (connections := self._find_head()) is not None and not self._serve_head(connections):
             self._say(f"server {self._number} lost the head; waiting for it to restart")
+        self._say(f"server {self._number}: the run has ended")
 
-    def _serve_head(self) -> bool:
+    def _find_head(self) -> PartConnections | None:
+        has_joined = self._taken is not None
+        return find_head(self._host.connect, self._say, self._host.system, has_joined=has_joined)
+
+    def _serve_head(self, connections: PartConnections) -> bool:
         """Serve one head; return whether the run is over."""
-        connections = self._find_head()
         try:
             return self.join(connections).serve()
         except PeerLost:
@@ -144,23 +150,6 @@ class PartServer:
         """Join the run of this head; raises ProtocolError if it refuses this server."""
         welcome = self._join(connections)
         return PartSession(self._take(welcome), welcome, connections, self._host)
-
-    def _find_head(self) -> PartConnections:
-        """Try to connect until it works, with growing pauses."""
-        system = self._host.system
-        began, pause_s, is_quiet = system.monotonic(), 0.01, True
-        while True:
-            try:
-                return self._host.connect()
-            except PeerLost as error:
-                waited_s = system.monotonic() - began
-                if waited_s > CONNECT_TIMEOUT_S:
-                    raise PeerLost(f"server {self._number} found no head: {error}") from None
-                if is_quiet and waited_s > QUIET_S:
-                    self._say(f"waiting for the head: {error}")
-                    is_quiet = False
-            system.sleep(pause_s)
-            pause_s = min(0.5, pause_s * 1.5)
 
     def _join(self, connections: PartConnections) -> told.ServerWelcome:
         join = told.JoinAsServer(
@@ -281,8 +270,14 @@ class PartSession:
         }
 
     def _on_open(self, message: told.OpenPeer) -> None:
+        try:
+            slot = self._store.new_accumulator()
+        except SpecError as error:  # no memory for another slot; the run goes on without it
+            self._head.send(told.PeerOpened(message.peer, str(error)))
+            return
+        self._head.send(told.PeerOpened(message.peer, ""))
         peer = PartPeer(self._welcome.wire, self._welcome.wire_parameters)
-        slot = self._slots[message.worker] = self._store.new_accumulator()
+        self._slots[message.worker] = slot
         self._workers[message.peer] = _Worker(peer, message.worker, slot)
         self._connections.expect(message.session, peer)
 

@@ -88,34 +88,25 @@ class ServerConnection:
     def join(self) -> tuple[messages.Welcome, OpenedSlot]:
         """Connect to the server, which may still be starting, and join its run.
 
-        Raises ProtocolError if the server refuses this worker, PeerLost if none appears in time.
+        Tries again with growing pauses, also if another server of the run can't be reached. Raises
+        ProtocolError if the server refuses this worker, PeerLost if none appears in time.
         """
         if self._has_end:
             print("lost the server; waiting for it to restart", file=sys.stderr, flush=True)
-        give_up_at = self.system.monotonic() + CONNECT_TIMEOUT_S
+        began, pause_s, is_quiet = self.system.monotonic(), 0.01, True
+        self.close()
         while True:
-            self.close()
-            is_last = self.system.monotonic() > give_up_at  # the machine may be suspended meanwhile
             try:
-                self.end, self._has_end = self._connect(give_up_at), True
+                self.end, self._has_end = self._dial(), True
                 return self._join()
-            except PeerLost as error:  # also if it dies before it welcomes us
-                if is_last:
+            except PeerLost as error:  # also if it dies, or can't be reached, during the welcome
+                waited_s = self.system.monotonic() - began
+                if waited_s > CONNECT_TIMEOUT_S:
                     raise PeerLost(f"worker {self._worker} found no server: {error}") from None
-
-    def _connect(self, give_up_at: float) -> WorkerEnd:
-        """Try to connect until it works, with growing pauses."""
-        pause_s, quiet_until = 0.01, self.system.monotonic() + QUIET_S
-        while True:
-            try:
-                return self._dial()
-            except PeerLost as error:
-                now = self.system.monotonic()
-                if now > give_up_at:
-                    raise
-                if now > quiet_until:
+                if is_quiet and waited_s > QUIET_S:
                     print(f"waiting for the server: {error}", file=sys.stderr, flush=True)
-                    quiet_until = give_up_at
+                    is_quiet = False
+            self.close()
             self.system.sleep(pause_s)
             pause_s = min(0.5, pause_s * 1.5)
 
