@@ -36,15 +36,17 @@ MAY_IMPORT = {
 
 RUN_MAY_IMPORT = {
     "process_status": set(),
+    "cores": set(),
     "system": {"process_status"},
     "settings": {"tensors.state_spec"},
     "tensors": {"settings"},
     "net": {"settings", "system", "tensors"},
-    "launch": {"settings", "system", "process_status", "net"},
+    "launch": {"settings", "system", "process_status", "cores", "net"},
     "worker": {"settings", "system", "tensors", "net", "launch.environment"},
     "server": {
         "settings",
         "system",
+        "cores",
         "tensors",
         "net",
         "launch.environment",

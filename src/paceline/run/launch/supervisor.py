@@ -15,6 +15,7 @@ from math import inf
 from pathlib import Path
 
 from paceline.errors import PacelineError, PeerLost
+from paceline.run.cores import threads_of
 from paceline.run.launch.environment import SERVER_LOST, Identity
 from paceline.run.launch.hang_report import HangReport
 from paceline.run.launch.hangs import EndGrace, ServerWatch, StopLimits
@@ -26,7 +27,6 @@ from paceline.run.launch.restarts import ATTEMPTS_MAX
 from paceline.run.launch.run_folder import mark_finished
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.unavailable_workers import UnavailableWorkers
-from paceline.run.server.cores import threads_of
 from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM, System
 from paceline.trace.reader import read_end

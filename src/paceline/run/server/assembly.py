@@ -18,6 +18,7 @@ from paceline.core.barrier_free import Free
 from paceline.core.decider import NOTHING, Decider
 from paceline.core.ledger import Origin
 from paceline.leases import BatchOrder, LeaseBook
+from paceline.run.cores import available_cores
 from paceline.run.launch.environment import Identity, check_listening
 from paceline.run.launch.run_folder import commit_spec, is_resumed
 from paceline.run.net.address import is_tcp, listen, listen_on, local_twin
@@ -29,7 +30,6 @@ from paceline.run.net.tls import server_context
 from paceline.run.net.transport import PeerEnd, ServerConnections, TensorStore
 from paceline.run.server.checkpoint import Archive, Saved
 from paceline.run.server.checkpointer import Checkpointer
-from paceline.run.server.cores import available_cores
 from paceline.run.server.export_weights import write_weights
 from paceline.run.server.head_shard import HeadShard
 from paceline.run.server.listener import Listener

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from paceline.run.server.cores import available_cores, threads_of
+from paceline.run.cores import available_cores, threads_of
 
 
 @pytest.fixture
