@@ -140,7 +140,7 @@ def step_s_of(trace: Trace) -> float:
 
 def share_in_vain(trace: Trace) -> float:
     """Return the share of the gradients' bytes that was of no use, after the warm-up."""
-    began = trace.updates()[WARM_UP - 1].t
+    began = list(trace.updates())[WARM_UP - 1].t
     gradients = [g for g in trace.records if isinstance(g, Gradient) and g.t > began]
     used = sum(g.pushed_bytes for g in gradients if g.fate is Fate.ACCEPTED)
     return 1 - used / sum(g.pushed_bytes for g in gradients)
