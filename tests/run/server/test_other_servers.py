@@ -12,7 +12,7 @@ from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
 from paceline.run.net import server_messages as between
 from paceline.run.server import part_server
-from paceline.run.server.other_servers import OtherServers, ServerLost
+from paceline.run.server.other_servers import OtherServers, PartFailed, ServerLost
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 from server_group import Group, Member, sgd
@@ -248,3 +248,17 @@ def test_run_that_is_stopped_before_all_servers_are_there_ends(group_of):
     group.server._run_end.save(group.server._end)
     group.listener.step_others = lambda: group.kill_server(1) if 1 in group.running else None
     group.others.end()
+
+
+def test_failed_server_is_not_asked_for_its_state_again(group_of):
+    """Its last upload may still be on its way: a second one would look like a broken server."""
+    group = group_of()
+    begun(group)
+    end = group.others._ends[2]
+    end.send(between.CollectPart())  # asked for before it failed
+    group.others.failure = "server 2 failed"
+    for _ in range(2):
+        with pytest.raises(PartFailed, match="server 2 failed"):
+            group.others.collect()
+    group.settle()
+    assert group.others.number_of(end) == 2

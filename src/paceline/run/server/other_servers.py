@@ -227,7 +227,9 @@ class OtherServers:
         return is_answer and self.failure != "" and self.number_of(end) is not None
 
     def collect(self) -> list[Any]:
-        """Return the state of every server's part."""
+        """Return the state of every server's part; raises PartFailed if a server has failed."""
+        if self.failure:  # an upload that was asked for before may still be on its way
+            raise PartFailed(self.failure)
         self.broadcast(to_servers.CollectPart())
         uploads = self.answers(messages.StateUpload)
         return [self._ends[n].receive_state(one) for n, one in enumerate(uploads, start=1)]
