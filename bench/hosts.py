@@ -162,7 +162,7 @@ def predicted_s(case: Case, trace: Trace) -> float:
     """Return what the simulator predicts for an update of this run."""
     gradients = [one for one in trace.records if isinstance(one, Gradient)]
     computed_s = median(one.compute_s for one in gradients)
-    model_bytes = max(one.pushed_bytes for one in gradients)
+    model_bytes = median(one.pushed_bytes for one in gradients if one.fate is Fate.ACCEPTED)
     network = f"model={model_bytes:.0f},bandwidth={case.bandwidth * EFFICIENCY:.0f}"
     network += f",servers={case.servers},beside=true,workers_per_host={case.workers_per_host}"
     if case.slow_bandwidth is not None:
