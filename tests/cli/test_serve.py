@@ -10,12 +10,15 @@ import pytest
 from certificates import Authority
 from cli_fixtures import SCRIPT, refuse_wrong_input
 from failures import LOOP, TRAINING, troubled
+from paceline.run.settings import Settings
+from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Restored
 from paceline.watch.audit import audit
 
 QUIET = "def trouble(run): pass\n"
 JOIN = "serve --connect 127.0.0.1:1 --token-file t"
+JOIN_OPEN = "serve --connect 127.0.0.1:1 --token-file open"  # a file that others can read
 
 
 def start(folder, *words):
@@ -175,21 +178,28 @@ def test_server_that_does_not_belong_to_the_run_is_refused_with_a_line(script, t
             2,
             "cannot read the token in ",
         ),
-        (f"{JOIN} --number 1 --listen 0.0.0.0:0 script.py", 2, "chmod 600"),
+        ("serve --listen 0.0.0.0:0 --token-file open script.py", 2, "chmod 600"),
+        ("serve --token-file open script.py", 2, "chmod 600"),
+        (f"{JOIN_OPEN} --number 1 --listen 0.0.0.0:0 script.py", 2, "chmod 600"),
+        (f"{JOIN_OPEN} --number 1 script.py", 2, "chmod 600"),
     ],
 )
 def test_wrong_input_is_one_line(call, script, tmp_path, wrong):
     script(TRAINING + QUIET + LOOP)
-    (tmp_path / "t").write_text("a" * 64)
-    (tmp_path / "t").chmod(0o644)
+    for name, mode in (("t", 0o600), ("open", 0o644)):
+        (tmp_path / name).write_text("a" * 64)
+        (tmp_path / name).chmod(mode)
     refuse_wrong_input(call, tmp_path, wrong)
 
 
-def test_token_that_others_can_read_is_refused_if_other_hosts_can_connect(call, script, tmp_path):
-    script(TRAINING + QUIET + LOOP)
-    token = tmp_path / "token"
-    token.write_text("a" * 64)
-    token.chmod(0o644)
-    answer = call("serve", "--listen", "0.0.0.0:0", "--token-file", "token", "script.py")
+def test_token_of_a_resumed_run_that_others_can_read_is_refused(call, script, tmp_path):
+    """Without --token-file, it stays in the run's folder."""
+    path = script(TRAINING + QUIET + LOOP)
+    settings = Settings(spec=RunSpec(workers=2), script=str(path), folder=str(tmp_path))
+    (tmp_path / "run").mkdir()
+    settings.write(tmp_path / "run" / "spec.json")
+    (tmp_path / "run" / "token").write_text("a" * 64)
+    (tmp_path / "run" / "token").chmod(0o644)
+    answer = call("serve", "--resume", "run")
     assert answer.code == 2
     assert "chmod 600" in answer.err

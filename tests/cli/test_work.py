@@ -13,6 +13,7 @@ from cli_fixtures import refuse_wrong_input
         ("script.py --connect here --token-file token", 2, "an address must be HOST:PORT"),
         ("script.py --connect 127.0.0.1:0 --token-file token", 2, "needs the port of the server"),
         ("script.py --connect 127.0.0.1:1 --token-file no", 2, "cannot read the token in "),
+        ("script.py --connect 127.0.0.1:1 --token-file open", 2, "chmod 600"),
         (
             "script.py --connect 127.0.0.1:1 --token-file token --tls-ca no.pem",
             2,
@@ -22,7 +23,9 @@ from cli_fixtures import refuse_wrong_input
 )
 def test_wrong_input_is_one_line(call, script, tmp_path, wrong):
     script("")
-    (tmp_path / "token").write_text("a" * 64)
+    for name, mode in (("token", 0o600), ("open", 0o644)):
+        (tmp_path / name).write_text("a" * 64)
+        (tmp_path / name).chmod(mode)
     words, code, named = wrong
     name, _, options = words.partition(" ")
     refuse_wrong_input(call, tmp_path, (f"work {options} --number 0 {name}", code, named))

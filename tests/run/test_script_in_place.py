@@ -3,6 +3,7 @@
 
 import pytest
 
+from failures import troubled
 from plain import SETUP, assert_same, execute
 
 WRITES = {
@@ -143,3 +144,20 @@ def test_wgan_that_clips_on_the_server_equals_the_plain_script(launch):
             names["clip"]()
     models = (names["maker"], names["critic"])
     assert_same(ran.kept[0]["tensors"], [p.detach() for m in models for p in m.parameters()])
+
+
+CRASHING_AT_FIRST = """
+if WORKER == 1 and not was_told("struck-1"):
+    strike(signal.SIGSEGV)
+
+def trouble(run): pass
+"""
+
+
+def test_worker_that_crashes_before_it_joins_is_restarted(launch):
+    """Its parameters can't be the cause: they become read-only when it joins."""
+    ran = launch(troubled(CRASHING_AT_FIRST), workers=2, steps=6, restart=True)
+    assert ran.code == 0
+    assert "worker 1 was killed by SIGSEGV; restarting in " in ran.err
+    assert "read-only" not in ran.err
+    assert {worker for update in ran.trace.updates() for worker in update.contributors} == {0, 1}

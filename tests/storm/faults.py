@@ -93,7 +93,7 @@ class Faults:
         return self._signal(f"worker {fault.worker}", signal.SIGKILL)
 
     def _crash_worker(self, fault: Fault) -> int:
-        """Let a worker do what a script does that writes to its read-only parameters."""
+        """Let a worker crash, as a script does that writes to its read-only parameters."""
         return self._signal(f"worker {fault.worker}", signal.SIGSEGV)
 
     def _freeze_worker(self, fault: Fault) -> int:

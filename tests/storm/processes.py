@@ -63,7 +63,7 @@ class StormProcesses:
         failure, has_failed = process.failure, process.code > 0
         child.pid, child.code = None, process.code
         child.error_code = failure[1] if failure and has_failed else 0
-        child.is_broken = -process.code == signal.SIGSEGV and child.who.worker is not None
+        child.is_broken = -process.code == signal.SIGSEGV and process.has_joined
         child.exit_text = describe_exit(process.code)
         if failure and has_failed:
             if first := self._first.get(failure[0]):

@@ -146,6 +146,7 @@ class StormScript:
     def train(self, run: Any) -> None:
         """Do what a worker's script does."""
         model, optimizer, *loaders = run.prepare(*self.objects())
+        self.world.process.has_joined = True
         for epoch in range(self.epochs):
             for x, y in loaders[0] if loaders else self._own_batches(run, epoch):
                 optimizer.zero_grad()

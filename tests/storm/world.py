@@ -133,6 +133,7 @@ class Process:
         self.pid = next(world.pids)
         self.is_alive = True
         self.is_frozen = False  # it was sent SIGSTOP
+        self.has_joined = False  # it is a worker with read-only parameters
         self.is_locked = False  # its threads wait for each other for ever, as in a dead lock
         self.code: int | None = None  # its exit code; negative: the signal that killed it
         self.disk_waits = 0  # how many of its threads wait for the disk

@@ -9,7 +9,7 @@ from paceline.cli.run import Load, start
 from paceline.cli.verb_options import ServeOptions
 from paceline.cli.work import become, head_address, tls_files
 from paceline.errors import SpecError
-from paceline.run.launch.environment import Identity, check_listening
+from paceline.run.launch.environment import Identity, check_listening, check_private
 from paceline.run.launch.launcher import Reachable
 from paceline.run.launch.run_folder import write_token
 from paceline.run.net.address import is_loopback, tcp_address
@@ -29,6 +29,8 @@ def run(options: ServeOptions, load: Load) -> None:
             f"other hosts can reach {options.listen}, so their workers need a secret: give a "
             "--token-file, which is created if it doesn't exist, and copy it to their hosts"
         )
+    if options.token_file is not None and options.token_file.exists():
+        check_private(options.token_file)  # before the run's folder is created
     start(options, load, partial(_reachable, address, options.token_file))
 
 
@@ -58,6 +60,7 @@ def _reachable(address: str, token_file: Path | None, run_dir: Path) -> Reachabl
     try:
         if not path.exists():
             write_token(path)
+        check_private(path)
     except OSError as error:
         raise SpecError(f"cannot write the token to {path}: {error.strerror}") from None
     check_listening(address, path)

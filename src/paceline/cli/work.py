@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from paceline.cli.verb_options import ServeOptions, WorkOptions
 from paceline.errors import SpecError
-from paceline.run.launch.environment import Identity, variables
+from paceline.run.launch.environment import Identity, check_private, variables
 from paceline.run.net.address import tcp_address
 from paceline.run.net.tls import TlsFiles, client_context
 
@@ -35,6 +35,7 @@ def become(options: WorkOptions | ServeOptions, who: Identity) -> NoReturn:
     if who.tls is not None:
         client_context(who.tls)  # raises if they can't be used
     who.token()  # raises if it can't be read
+    check_private(who.token_file)
     sys.stdout.flush()
     command = [sys.executable, str(script), *(options.arguments or ())]
     os.execve(sys.executable, command, {**os.environ, **variables(who)})

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
-from paceline.run.launch.child import call_at_success, end_cleanly_at
+from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_joining
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
@@ -203,6 +203,7 @@ class WorkerRun(Run):
         if self.worker and not worker.welcome.position:
             _seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
+        tell_joining()
         worker.begin()
         return returned
 

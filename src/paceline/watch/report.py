@@ -15,8 +15,9 @@ from paceline.watch.gaps import missing_parts
 from paceline.watch.narrative import NAMED, WORTH_MENTIONING, departures, gap_lines, narrate
 from paceline.watch.segments import kept_updates, split, start_time
 from paceline.watch.slowness import Pace, Slowness, Timing, find_slow, measure_paces
-from paceline.watch.summary import RUNNING, Summary, end_reason, outcomes, summarize
+from paceline.watch.summary import BREAKS_OFF, RUNNING, Summary, end_reason, outcomes, summarize
 from paceline.watch.traffic import Traffic, traffic_cells
+from paceline.watch.unfinished import Unfinished, unfinished
 from paceline.watch.waiting import DEADLINE, unanswered, waited_for, waits
 from paceline.watch.words import human_seconds, named_workers, percent, plural
 
@@ -133,8 +134,10 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 
 def _unanswered(trace: Trace, start: float) -> list[str]:
-    """Name workers that hung: the run waited for their gradients, which never came."""
+    """Name workers whose gradients never came; those that the run waited for have hung."""
     found = unanswered(trace)
+    hung = {one.worker for one in found}
+    others = [one for one in unfinished(trace) if one.worker not in hung]
     lines = [
         f"Worker {one.worker} hung: it was asked for a gradient at "
         f"{human_seconds(one.asked_at - start)} and still had not sent it "
@@ -143,7 +146,24 @@ def _unanswered(trace: Trace, start: float) -> list[str]:
     ]
     if len(found) > NAMED:
         lines.append(f"{plural(len(found) - NAMED, 'more gradient')} never arrived.")
+    reason = end_reason(trace)
+    lines += [_unfinished(one, start, reason) for one in others[:NAMED]]
+    if len(others) > NAMED:
+        lines.append(f"{plural(len(others) - NAMED, 'more gradient')} took unusually long.")
     return lines
+
+
+def _unfinished(one: Unfinished, start: float, reason: str) -> str:
+    """Name a worker that may have hung: the run didn't wait for it; `reason`: of the end."""
+    ends = {RUNNING: "", BREAKS_OFF: "when the trace broke off, "}
+    when = "when it left, " if one.has_left else ends.get(reason, "when the run ended, ")
+    has = "had" if when else "has"
+    return (
+        f"Worker {one.worker} was asked for a gradient at {human_seconds(one.asked_at - start)} "
+        f"and {has} not sent it {when}{human_seconds(one.lasted_s)} later; its others took at most "
+        f"{human_seconds(one.longest_s)}. It may have hung, or was busy with something else, such "
+        "as evaluating."
+    )
 
 
 def _slowness(slow: Slowness, *, is_any_hung: bool) -> list[str]:

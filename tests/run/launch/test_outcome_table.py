@@ -118,6 +118,11 @@ CASES = {
     "worker 1 raises": Case(1, at(5, "raise ValueError('bad luck')", ONE)),
     "worker 1 exits with the code of a CheckpointError": Case(1, at(5, "sys.exit(6)", ONE)),
     "worker 1 crashes": Case(1, at(5, "strike(signal.SIGSEGV)", ONE)),
+    "worker 1 crashes once, before it joins": Case(
+        0,
+        "if WORKER == 1 and not was_told('struck-1'):\n    strike(signal.SIGSEGV)\n" + QUIET,
+        restart=True,
+    ),
     "worker 1 crashes whenever it starts": Case(
         1,
         "if WORKER == 1:\n"

@@ -97,17 +97,49 @@ def test_losing_the_server_is_not_a_failure_of_the_script(group):
     assert (child.code, child.failure) == (PeerLost.exit_code, "")
 
 
+CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
+JOIN = "from paceline.run.launch.child import tell_joining\ntell_joining()\n"
+
+
 def test_segmentation_fault_of_a_worker_names_the_line_and_its_likely_cause(group, capsys):
-    worker = group.start("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    worker = group.start(JOIN + CRASH)
     group.wait()
     assert worker.is_broken
     assert worker.exit_text.startswith(
-        "was killed by SIGSEGV at script.py:2 (`os.kill(os.getpid(), signal.SIGSEGV)`); a worker's "
+        "was killed by SIGSEGV at script.py:4 (`os.kill(os.getpid(), signal.SIGSEGV)`); a worker's "
         "parameters are read-only"
     )
     assert capsys.readouterr().err == "", "the launcher says what happened"
     saved = (group.folder / "output" / "worker-0.log").read_text()
-    assert 'script.py", line 2 in <module>' in saved
+    assert 'script.py", line 4 in <module>' in saved
+
+
+def test_segmentation_fault_before_a_worker_joins_is_a_crash_like_others(group, capsys):
+    """Its parameters are its own until then, and so are those of the next process."""
+    for source in (CRASH, JOIN + "raise ValueError", CRASH):
+        worker = group.start(source)
+        group.wait()
+        assert not worker.is_broken
+    assert worker.exit_text == "was killed by SIGSEGV"
+    err = capsys.readouterr().err
+    assert err.startswith("worker 0  | Fatal Python error: Segmentation fault\n")
+    assert 'script.py", line 2 in <module>' in err
+
+
+def test_forked_process_of_a_script_does_not_join(group):
+    source = """
+import os, signal
+from paceline.run.launch.child import tell_joining
+pid = os.fork()
+if not pid:
+    tell_joining()
+    os._exit(0)
+os.waitpid(pid, 0)
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+    worker = group.start(source)
+    group.wait()
+    assert (worker.is_broken, worker.exit_text) == (False, "was killed by SIGSEGV")
 
 
 def test_other_crash_of_a_worker_shows_what_the_fault_handler_wrote(group, capsys):
@@ -204,7 +236,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
 
 def test_report_of_a_crash_is_not_shown_if_the_process_is_killed_meanwhile(group, capsys):
     """Several workers crash at one line; the run ends with the first."""
-    child = group.start(CRASHING)
+    child = group.start(CRASHING)  # before it joins, so the report would be shown
     assert group.selector.select(PATIENCE_S), "it writes its report"
     group.processes.kill_silently([child])
     assert group.wait() == [child]

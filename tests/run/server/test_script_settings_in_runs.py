@@ -29,6 +29,26 @@ BAD_VALUES = {
 }
 
 
+UNSENDABLE = {
+    "['lr'] = torch.ones(2)": "lr of parameter group 0 must be a finite number like 0.1, got tens",
+    "['lr'] = 1j": "lr of parameter group 0 must be a finite number like 0.1, got 1j",
+    "['nesterov'] = 'a', 'b'": "nesterov of parameter group 0 must be True, False or None, got (",
+}
+
+
+@pytest.mark.parametrize("value", UNSENDABLE)
+def test_value_that_cannot_be_sent_ends_the_script_that_sets_it(launch, value):
+    trouble = f"""
+def trouble(run):
+    if run.worker == 1 and run.version == 2:
+        optimizer.param_groups[0]{value}
+"""
+    ran = launch(troubled(trouble), workers=2, steps=6)
+    assert ran.trace.records[-1].reason == FINISHED
+    assert [sorted(update.contributors) for update in ran.trace.updates()][2:] == [[0]] * 4
+    assert f": {UNSENDABLE[value]}" in ran.err
+
+
 @pytest.mark.parametrize("what", BAD_VALUES)
 def test_bad_value_of_one_worker_costs_only_this_worker(launch, what):
     source, reason = BAD_VALUES[what]

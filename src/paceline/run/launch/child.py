@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
@@ -31,6 +32,7 @@ from paceline.run.launch.stop_signals import STOP_SIGNALS
 
 __all__ = [
     "END_OF_FAILURE",
+    "JOINING",
     "ChildPipes",
     "Task",
     "call_at_success",
@@ -38,12 +40,16 @@ __all__ = [
     "encode_failure",
     "end_cleanly_at",
     "main",
+    "tell_joining",
 ]
 
 END_OF_FAILURE = b"\0"  # ends a failure; no traceback contains it
 _CODE_FOLLOWS = b"\x1e"
 
+JOINING = b"\x02"  # what a worker that joins writes to its pipe for failures, before all else
+
 _at_success: list[Callable[[], None]] = []
+_at_joining: list[Callable[[], object]] = []
 _clean_ends: list[type[BaseException]] = []
 
 
@@ -64,7 +70,7 @@ class ChildPipes(msgspec.Struct, frozen=True):
 
     out: int
     err: int
-    failure: int  # for the exception that ended its script, or what the fault handler writes
+    failure: int  # for `JOINING`, then the exception that ended its script, or a fault report
     listening: int | None = None  # the socket at the run's address; not None iff it is the server
 
 
@@ -101,6 +107,8 @@ def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     assert isinstance(sys.stdout, TextIOWrapper)  # nothing has replaced it yet
     sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable(pipes.failure)  # names the line that wrote to the read-only parameters
+    _at_joining.append(partial(os.write, pipes.failure, JOINING))
+    os.register_at_fork(after_in_child=_at_joining.clear)
     os.register_at_fork(after_in_child=faulthandler.enable)  # not for processes of the script
     accept_requests()
     os.chdir(task.folder)
@@ -179,6 +187,13 @@ def _exit(code: int) -> NoReturn:
                 call()
     finally:
         os._exit(code)
+
+
+def tell_joining() -> None:
+    """Tell the launcher that this worker gets its parameters now, which are read-only."""
+    for call in _at_joining:
+        with suppress(OSError):  # the script has closed the pipe
+            call()
 
 
 def end_cleanly_at(kind: type[BaseException]) -> None:

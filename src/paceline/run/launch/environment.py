@@ -21,6 +21,7 @@ __all__ = [
     "Identity",
     "adopt",
     "check_listening",
+    "check_private",
     "identity",
     "large_pages",
     "threads",
@@ -78,21 +79,26 @@ def check_listening(address: str, token_file: Path) -> None:
         return
     what = f"to listen at {address}, where other hosts can connect,"
     try:
-        found = token_file.stat()
+        check_private(token_file)
     except OSError as error:
         raise SpecError(
             f"{what} the run needs a token, but {token_file} can't be used: {error.strerror}; "
             f"create one with: (umask 077; openssl rand -hex 32 > {token_file})"
         ) from None
+    if len(_read_token(token_file)) < TOKEN_MIN:
+        raise SpecError(f"{what} the token in {token_file} must have at least {TOKEN_MIN} letters")
+
+
+def check_private(token_file: Path) -> None:
+    """Raise SpecError if other users have access to this file, OSError if it can't be found."""
+    found = token_file.stat()
     # A group may read a file of root: that is how containers get their secrets.
     others = stat.S_IRWXO if found.st_uid == 0 else stat.S_IRWXG | stat.S_IRWXO
     if found.st_mode & others:
         raise SpecError(
-            f"{what} only you may have access to {token_file}, but its mode is "
+            f"only you may have access to the token in {token_file}, but its mode is "
             f"{stat.filemode(found.st_mode)}; use: chmod 600 {token_file}"
         )
-    if len(_read_token(token_file)) < TOKEN_MIN:
-        raise SpecError(f"{what} the token in {token_file} must have at least {TOKEN_MIN} letters")
 
 
 def _read_token(path: Path) -> str:

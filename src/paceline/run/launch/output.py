@@ -2,8 +2,8 @@
 """The output of a run's processes: shown with their names in front, and saved in files.
 
 A process has three pipes: standard output, standard error, and one for the exception that ended its
-script. The same failure is shown once, however many workers have it. Of a quiet process, standard
-output and progress bars are only saved.
+script. Through the last one, a worker first tells that it joins. The same failure is shown once,
+however many workers have it. Of a quiet process, standard output and progress bars are only saved.
 
 A progress bar, which is a line that keeps being overwritten, is shown every few seconds and when it
 is complete. In the file, each of its states is a separate line.
@@ -16,7 +16,7 @@ from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from typing import NamedTuple, TextIO
 
-from paceline.run.launch.child import END_OF_FAILURE, ChildPipes, decode_failure
+from paceline.run.launch.child import END_OF_FAILURE, JOINING, ChildPipes, decode_failure
 from paceline.run.launch.screen import Screen
 
 __all__ = ["Failure", "Output", "OutputStream"]
@@ -81,6 +81,7 @@ class Output:
         self._first: dict[str, str] = {}  # failures that were shown, and the process that had each
         self._failures: dict[str, Failure] = {}  # of processes that haven't exited yet
         self._faults: dict[str, bytearray] = {}  # likewise: what the fault handler wrote
+        self._joined: set[str] = set()  # workers that got parameters since they were started
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
@@ -100,6 +101,7 @@ class Output:
             raise
         self._failures.pop(name, None)
         self._faults.pop(name, None)
+        self._joined.discard(name)
         for (fd, _), to in zip(pairs, (sys.stdout, sys.stderr, None), strict=True):
             os.set_blocking(fd, False)
             stream = OutputStream(name, fd, to, is_quiet=is_quiet)
@@ -140,6 +142,10 @@ class Output:
                 pass
         return self._failures.pop(name, None)
 
+    def has_joined(self, name: str) -> bool:
+        """Return whether it is a worker that got parameters since it was started."""
+        return name in self._joined
+
     def take_fault(self, name: str, shows: bool) -> str:
         """Return what the fault handler of a process that exited wrote; show it if `shows`."""
         report = bytes(self._faults.pop(name, b""))
@@ -163,6 +169,9 @@ class Output:
         self._files.clear()
 
     def _read_failure(self, stream: OutputStream, data: bytes) -> None:
+        if data.startswith(JOINING) and not stream.rest:
+            self._joined.add(stream.name)
+            data = data.removeprefix(JOINING)
         stream.rest += data
         if not stream.rest.endswith(END_OF_FAILURE):
             self._faults[stream.name] = stream.rest  # unless the rest of an exception follows

@@ -53,7 +53,7 @@ class Child:
     failure: str = ""  # why the script failed the last time; "": it didn't
     start_at: float | None = None  # when it will be restarted; None: it won't
     is_killed: bool = False  # by the launcher
-    is_broken: bool = False  # it is a worker whose script caused a segmentation fault
+    is_broken: bool = False  # a segmentation fault ended it while it had read-only parameters
 
     @property
     def has_failed(self) -> bool:
@@ -125,7 +125,8 @@ class Processes:
             failure = self._output.drain(child.name)
             child.pid, child.code = None, exited.code
             child.error_code = failure.code if failure and exited.code > 0 else 0
-            child.is_broken = -exited.code == signal.SIGSEGV and child.who.worker is not None
+            has_parameters = self._output.has_joined(child.name)
+            child.is_broken = -exited.code == signal.SIGSEGV and has_parameters
             # A worker that was killed while it crashed wrote only a part of its report.
             shows = not (child.is_broken or child.is_killed)
             report = self._output.take_fault(child.name, shows)
@@ -139,7 +140,7 @@ class Processes:
         return found
 
     def _explain_fault(self, report: str) -> str:
-        """Return what follows "was killed by SIGSEGV" for a worker."""
+        """Return what follows "was killed by SIGSEGV" for a worker that had joined."""
         line = innermost_line(report, Path(self._settings.script).parent)
         return (
             f"{f' at {line}' if line else ''}; a worker's parameters are read-only, so a script "

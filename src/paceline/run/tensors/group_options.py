@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from numbers import Integral, Real
+from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.errors import ProtocolError
+from paceline.errors import ProtocolError, SpecError
 from paceline.run.tensors.state_spec import OptionChange
 from paceline.run.tensors.trial_step import refusal_of_value, step_failure
 
@@ -72,14 +73,19 @@ class KnownOptions:
         return changes
 
     def unreported(self) -> list[OptionChange]:
-        """Return what the script has changed since `read` or the last call of `changed`."""
+        """Return what the script has changed since `read` or the last call of `changed`.
+
+        Raises SpecError if an option has got a value that can't be sent.
+        """
         changes = list(self._kept)
         for number, index, group, known in self._known:
             for name, value in group.items():
                 if value is known.get(name, _MISSING) or (number, index, name) not in self._names:
                     continue
                 scalar = _scalar(value)
-                if scalar is not _MISSING and scalar != known.get(name, _MISSING):
+                if scalar is _MISSING:
+                    raise _unsendable(index, name, value, known.get(name, _MISSING))
+                if scalar != known.get(name, _MISSING):
                     changes.append(OptionChange(number, index, name, scalar))
         return changes
 
@@ -93,6 +99,15 @@ class KnownOptions:
     def learn(self, options: Iterable[OptionChange]) -> None:
         """Note that the server has sent these options, so it has them."""
         self._names |= {_key(one) for one in options}
+
+
+def _unsendable(index: int, name: str, value: Any, known: Any) -> SpecError:
+    """Return the error for a value that can't be sent."""
+    wanted = "a number, a tuple of numbers, True, False, None or a string"
+    if known is not _MISSING:
+        wanted = _expected(known)
+    got = shorten(repr(value), 80, placeholder=" ...")  # a tensor may have several lines
+    return SpecError(f"{name} of parameter group {index} must be {wanted}, got {got}")
 
 
 def _key(option: OptionChange) -> Key:
@@ -114,7 +129,7 @@ def _scalar(value: Any) -> Any:
         return value
     if isinstance(value, Real):  # a NumPy number, even one that is a float, too
         return int(value) if isinstance(value, Integral) else float(value)
-    if isinstance(value, Tensor) and value.numel() == 1:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return float(value)
     if isinstance(value, tuple | list) and all(isinstance(part, Real) for part in value):
         return tuple([float(part) for part in value])
