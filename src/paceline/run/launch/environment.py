@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import SpecError
+from paceline.errors import PeerLost, SpecError
 from paceline.run.net.address import is_loopback
 from paceline.run.net.tls import TlsFiles
 
@@ -35,6 +35,7 @@ TOKEN_MIN = 32  # characters; an eavesdropper can try short ones without asking 
 
 _ROLE = "PACELINE_ROLE"
 _ADDRESS = "PACELINE_ADDRESS"
+_ADDRESS_FILE = "PACELINE_ADDRESS_FILE"
 _TOKEN_FILE = "PACELINE_TOKEN_FILE"
 _WORKER = "PACELINE_WORKER"
 _RUN_DIR = "PACELINE_RUN_DIR"
@@ -58,6 +59,8 @@ class Identity:
     tls: TlsFiles | None = None  # for TCP connections; None: they aren't encrypted
     server: int = 0  # which server it is, if it is one; 0: the head
     listen: str = "tcp:127.0.0.1:0"  # where a server that isn't the head listens
+    address_file: Path | None = None
+    """Has the address of the head, which changes when it moves to another host; None: it stays."""
 
     @property
     def is_head(self) -> bool:
@@ -67,6 +70,18 @@ class Identity:
     def token(self) -> str:
         """Read the token of the run; raise SpecError if it can't be read."""
         return _read_token(self.token_file)
+
+    def current_address(self) -> str:
+        """Return where the head is now; raise PeerLost if it is nowhere."""
+        if self.address_file is None:
+            return self.address
+        try:
+            address = self.address_file.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PeerLost(f"cannot read the address of the server: {error}") from None
+        if not address:
+            raise PeerLost("the server is being moved to another host")
+        return address
 
 
 def check_listening(address: str, token_file: Path) -> None:
@@ -121,6 +136,8 @@ def variables(who: Identity) -> dict[str, str]:
     }
     if who.worker is not None:
         found[_WORKER] = str(who.worker)
+    if who.address_file is not None:
+        found[_ADDRESS_FILE] = str(who.address_file)
     if who.listening_fd is not None:
         found[_LISTENING_FD] = str(who.listening_fd)
     if who.worker is None and who.server:
@@ -133,7 +150,12 @@ def variables(who: Identity) -> dict[str, str]:
 
 def adopt(who: Identity, threads: int) -> None:
     """Give this process an identity, and a number of threads for its tensor operations."""
-    for name in (*_TLS.values(), _SERVER, _LISTEN):  # those of the launcher's own environment
+    for name in (
+        *_TLS.values(),
+        _SERVER,
+        _LISTEN,
+        _ADDRESS_FILE,
+    ):  # those of the launcher's own environment
         os.environ.pop(name, None)
     os.environ.update(variables(who))
     os.environ[_THREADS] = str(threads)
@@ -170,7 +192,9 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     if not server.isdecimal():
         raise SpecError(f"{_SERVER} must be the number of a server, got {server!r}")
     needs_folder = role == "server" and int(server) == 0
-    needed = [_ADDRESS, _TOKEN_FILE] + [_WORKER] * (role == "worker") + [_RUN_DIR] * needs_folder
+    # Where the head has moved to is in the file.
+    needed = [_TOKEN_FILE] + [_ADDRESS] * (not environ.get(_ADDRESS_FILE))
+    needed += [_WORKER] * (role == "worker") + [_RUN_DIR] * needs_folder
     missing = [name for name in needed if not environ.get(name)]
     if missing:
         raise SpecError(f"{_ROLE} is {role!r}, but {', '.join(missing)} is not set")
@@ -186,7 +210,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     tls = TlsFiles(**paths) if any(paths.values()) else None
     token_file = Path(environ[_TOKEN_FILE])
     return Identity(
-        environ[_ADDRESS],
+        environ.get(_ADDRESS, ""),
         token_file,
         run_dir,
         worker,
@@ -194,4 +218,5 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         tls,
         int(server),
         environ.get(_LISTEN, Identity.listen),
+        Path(environ[_ADDRESS_FILE]) if environ.get(_ADDRESS_FILE) else None,
     )

@@ -31,6 +31,7 @@ from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.child import ChildPipes, Task
 from paceline.run.launch.environment import large_pages
 from paceline.run.launch.fork_loop import ChildExited, Forked, NotForked, Ready, pair_channel
+from paceline.run.launch.stack_dump import Stack, request_stack
 from paceline.run.launch.stop_signals import STOP_SIGNALS
 from paceline.run.net.channel import Channel
 
@@ -147,6 +148,21 @@ class ForkServer:
         found = list(self._exited)
         self._exited.clear()
         return found
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a process that was forked; one that has exited gets none."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        if number == signal.SIGKILL:  # the process ends what its script started
+            self.resume()
+
+    def ask_stack(self, pid: int) -> Stack | None:
+        """Ask a process where it is; None: it can't tell."""
+        return request_stack(pid)
+
+    def waiting(self) -> dict[int, str]:
+        """Return what processes wait for before they start, by pid: nothing, on this machine."""
+        return {}
 
     def resume(self) -> None:
         """Continue the process if it was stopped (SIGSTOP), or it reports no exit."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run a script on this machine: set up its folder, wait for events, end cleanly.
+"""Run a script on this machine or on a cluster: set up its folder, wait for events, end cleanly.
 
-Processes are forked from a fork server that has torch loaded already. The server starts first, so
-what a script does before `run.prepare()`, such as downloading a data set, is done by one process
-first and found done by the others. The launcher waits for output, reports and signals; the
-supervisor decides what to do.
+On this machine, processes are forked from a fork server that has torch loaded already. The server
+starts first, so what a script does before `run.prepare()`, such as downloading a data set, is done
+by one process first and found done by the others. The launcher waits for output, reports and
+signals; the supervisor decides what to do.
 """
 
 import selectors
@@ -28,6 +28,7 @@ from paceline.run.launch.run_folder import (
     write_run_files,
 )
 from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
+from paceline.run.launch.spawner import Cluster, Spawner
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.supervisor import GRACE_S, TICK_S, Supervisor
 from paceline.run.launch.watch_channel import dialer
@@ -48,7 +49,7 @@ class Reachable:
 
 
 class Launcher:
-    """One run on this machine, or the server of one whose workers are elsewhere."""
+    """One run on this machine or a cluster, or the server of one whose workers are elsewhere."""
 
     def __init__(
         self,
@@ -56,9 +57,13 @@ class Launcher:
         run_dir: Path,
         forkserver: ForkServer | None = None,
         reachable: Reachable | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
-        """`reachable`: start only the server, with this address; None: start the workers, too."""
-        self._reachable = reachable
+        """`reachable`: start only the server, with this address; None: start the workers, too.
+
+        `cluster`: start all processes there instead of here.
+        """
+        self._reachable, self._cluster = reachable, cluster
         self._settings = settings.with_absolute_paths()
         self._address = reachable.address if reachable else new_address(self._settings)
         tls = tls_files(self._settings)
@@ -69,10 +74,10 @@ class Launcher:
         if tls is not None:
             check_files(tls, host_of(self._address))
         self._run_dir = run_dir.resolve()
-        self._forkserver = forkserver or ForkServer()
-        self._owns_forkserver = forkserver is None
+        self._spawner: Spawner = cluster or forkserver or ForkServer()
+        self._owns_spawner = cluster is None and forkserver is None
         self._signals = StopSignals()
-        self._system = with_awake_clock(SYSTEM)
+        self._system = with_awake_clock(SYSTEM if cluster is None else cluster.system(SYSTEM))
 
     def run(self, screen: Screen | None = None, first_line: str = "") -> int:
         """Run to the end, and show the output below `first_line`; return the exit code."""
@@ -86,19 +91,11 @@ class Launcher:
             stack.enter_context(self._signals)
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._output = Output(self._selector, self._screen, self._run_dir / "output")
-            if self._owns_forkserver:
-                stack.callback(self._forkserver.close)
+            if self._owns_spawner:
+                stack.callback(self._spawner.close)
             stack.callback(self._output.close)
-            # Hold the address for the whole run: while the server restarts, nobody can take it.
-            listening = stack.enter_context(bind(self._address))
-            address = of_socket(listening, self._address)
-            token_file = self._reachable.token_file if self._reachable else None
-            server = write_run_files(self._run_dir, self._settings, address, token_file)
-            if self._reachable:
-                self._output.say(f"listening at {address.removeprefix('tcp:')}")
-            processes = self._processes = Processes(
-                self._forkserver, self._output, self._settings, listening
-            )
+            server = self._prepare_head(stack)
+            processes = self._processes
             monitor = self._monitor = RunMonitor(dialer(server, self._selector), self._system)
             stack.callback(monitor.close)
             self._supervisor = Supervisor(
@@ -107,9 +104,27 @@ class Launcher:
             stack.callback(self._kill_remaining)
             return self._run(server)
 
+    def _prepare_head(self, stack: ExitStack) -> Identity:
+        """Write the files of the run; return the identity of its server."""
+        listening = None
+        if self._cluster is None:
+            # Hold the address for the whole run: while the server restarts, nobody can take it.
+            listening = stack.enter_context(bind(self._address))
+            address = of_socket(listening, self._address)
+        else:  # it will have one when it has found a place
+            address = ""
+        token_file = self._reachable.token_file if self._reachable else None
+        server = write_run_files(self._run_dir, self._settings, address, token_file)
+        if self._reachable:
+            self._output.say(f"listening at {address.removeprefix('tcp:')}")
+        if self._cluster is not None:
+            server = self._cluster.serve(server, self._output.say)
+        self._processes = Processes(self._spawner, self._output, self._settings, listening)
+        return server
+
     def _run(self, server: Identity) -> int:
         try:
-            if self._wait_for_forkserver():
+            if self._wait_until_ready():
                 self._supervisor.start(server, workers_elsewhere=self._reachable is not None)
             while not self._supervisor.is_done:
                 self._step()
@@ -119,14 +134,14 @@ class Launcher:
             return PacelineError.exit_code
         return self._supervisor.exit_code(self._run_dir)
 
-    def _wait_for_forkserver(self) -> bool:
-        """Wait until it has loaded torch; return False if a signal came first."""
-        self._forkserver.start()
-        while not self._forkserver.wait_ready(TICK_S):
+    def _wait_until_ready(self) -> bool:
+        """Wait until processes can be started; return False if a signal came first."""
+        self._spawner.start()
+        while not self._spawner.wait_ready(TICK_S):
             if self._signals.count:
                 return False
             self._screen.tick()
-        self._selector.register(self._forkserver, selectors.EVENT_READ)
+        self._selector.register(self._spawner, selectors.EVENT_READ)
         return True
 
     def _step(self) -> None:
@@ -135,7 +150,7 @@ class Launcher:
         for key, _ in self._selector.select(max(0.0, wait_s)):
             if isinstance(key.data, OutputStream):
                 self._output.read(key.data)
-            elif key.fileobj is not self._forkserver:
+            elif key.fileobj is not self._spawner:
                 self._monitor.receive()
         if self._supervisor.step():
             self._output.tick(self._system.monotonic())

@@ -57,8 +57,7 @@ class Supervisor:
         self._monitor = monitor
         self._signals = signals
         self._say = say
-        self._now = system.monotonic
-        self._disk = system.disk
+        self._now, self._disk = system.monotonic, system.disk
         self._server_watch = ServerWatch(monitor, system)
         self._hang_report = HangReport(monitor, processes, say, system)
         self._stop_limits = StopLimits(monitor, system)
@@ -297,7 +296,7 @@ class Supervisor:
 
     def _report_unavailable(self) -> None:
         if not self._is_ending:
-            self._unavailable.report()
+            self._unavailable.report(self._processes.waiting())
 
     def _say_early_ends(self) -> None:
         if self._is_any_worker_running or self._monitor.is_finished:
@@ -369,6 +368,7 @@ class Supervisor:
 
     def _end_late_workers(self, over_since: float) -> None:
         """Kill workers that don't end after the last update; the result is safe by then."""
+        self._processes.kill_silently(self._processes.waiting())  # they haven't even started
         running = [worker for worker in self._workers if worker.pid and not worker.is_killed]
         limits = self._end_grace.limits(running, over_since)
         for worker in [worker for worker in running if self._now() >= limits[worker]]:

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The workers that the launcher won't start again; the server and the user are told about them."""
+"""The workers that the launcher won't start again; the server and the user are told about them.
 
-from collections.abc import Callable
+On a cluster, a worker may also wait for a machine that has room for it. The run doesn't wait for
+this worker either, but it joins as soon as it has started.
+"""
+
+from collections.abc import Callable, Mapping
 
 from paceline.run.launch.monitor import RunMonitor
+from paceline.run.launch.processes import Child
 
 __all__ = ["UnavailableWorkers"]
 
 
 class UnavailableWorkers:
-    """Workers whose scripts ended, or that are given up, so that the run doesn't wait for them."""
+    """Workers whose scripts ended, or that don't start, so that the run doesn't wait for them."""
 
     def __init__(self, monitor: RunMonitor, say: Callable[[str], None]) -> None:
         """`say` shows a line to the user."""
@@ -18,6 +23,7 @@ class UnavailableWorkers:
         self._reasons: dict[int, str] = {}  # by worker
         self._completed: set[int] = set()  # those of them whose scripts ended with exit code 0
         self._unreported: set[int] = set()  # those that the server doesn't know about
+        self._waiting: set[int] = set()  # those that will be started when a machine has room
         self._unsaid: set[int] = set()  # those of the completed about which a line may be due
 
     def add(self, worker: int, reason: str) -> None:
@@ -35,12 +41,25 @@ class UnavailableWorkers:
         """Prepare for a new server: what was reported to the last one is lost."""
         self._unreported = set(self._reasons)
 
-    def report(self) -> None:
-        """Tell the server about those that it doesn't know about."""
+    def report(self, waiting: Mapping[Child, str]) -> None:
+        """Tell the server about those that it doesn't know about.
+
+        `waiting`: the processes that can't be started yet, and why.
+        """
+        self._note_waiting({child.who.worker: why for child, why in waiting.items()})
         if self._unreported:
             reasons = {worker: self._reasons[worker] for worker in sorted(self._unreported)}
             if self._monitor.report_unavailable(reasons, self._completed & reasons.keys()):
                 self._unreported.clear()
+
+    def _note_waiting(self, waiting: Mapping[int | None, str]) -> None:
+        for worker in self._waiting - waiting.keys():  # it was started, or given up
+            self._reasons.pop(worker, None)
+            self._unreported.discard(worker)
+        new = [worker for worker in waiting if worker is not None and worker not in self._waiting]
+        for worker in new:
+            self.add(worker, waiting[worker])
+        self._waiting = {worker for worker in waiting if worker is not None}
 
     def say_early_ends(self, of_updates: str) -> None:
         """Print which workers' scripts ended although the run went on.
