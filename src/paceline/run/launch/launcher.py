@@ -28,7 +28,7 @@ from paceline.run.launch.run_folder import (
     write_run_files,
 )
 from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
-from paceline.run.launch.spawner import Cluster, Spawner
+from paceline.run.launch.spawner import RemoteSpawner, Spawner
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.supervisor import GRACE_S, TICK_S, Supervisor
 from paceline.run.launch.watch_channel import dialer
@@ -57,7 +57,7 @@ class Launcher:
         run_dir: Path,
         forkserver: ForkServer | None = None,
         reachable: Reachable | None = None,
-        cluster: Cluster | None = None,
+        cluster: RemoteSpawner | None = None,
     ) -> None:
         """`reachable`: start only the server, with this address; None: start the workers, too.
 

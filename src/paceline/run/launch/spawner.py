@@ -14,7 +14,7 @@ from paceline.run.launch.fork_loop import ChildExited
 from paceline.run.launch.stack_dump import Stack
 from paceline.run.system import System
 
-__all__ = ["Cluster", "Spawner"]
+__all__ = ["RemoteSpawner", "Spawner"]
 
 
 class Spawner(Protocol):
@@ -48,7 +48,7 @@ class Spawner(Protocol):
         """End all processes."""
 
 
-class Cluster(Spawner, Protocol):
+class RemoteSpawner(Spawner, Protocol):
     """Starts processes on other machines, too."""
 
     def serve(self, head: Identity, say: Callable[[str], None]) -> Identity:

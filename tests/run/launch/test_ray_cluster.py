@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs on a Ray cluster of several nodes, some of which are lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.trace.reader import read_trace
+from paceline.watch.audit import audit
+from ray_nodes import RayNodes
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gated.py"
+RUN = ["-w", "2", "--min-workers", "2", "--steps", "30", "--checkpoint-every", "4"]
+PACELINE = [sys.executable, "-m", "paceline"]
+
+
+def wait_for(path, process):
+    """Wait until a process of the run has written this file."""
+    while not path.exists():
+        assert process.poll() is None, "the run has ended"
+        os.sched_yield()
+
+
+@pytest.mark.timeout(240)
+def test_run_survives_the_loss_of_nodes_with_the_weights_of_an_undisturbed_one(tmp_path):
+    plain, gates = tmp_path / "plain", tmp_path / "gates"
+    gates.mkdir()
+    for gate in (10, 20):
+        (gates / f"open-{gate}").touch()
+    subprocess.run(
+        [*PACELINE, "run", *RUN, "--out", str(plain), str(SCRIPT), str(gates)],
+        check=True,
+        capture_output=True,
+    )
+    for path in gates.iterdir():
+        path.unlink()
+    with RayNodes(cpus=0) as nodes:
+        first = nodes.add(1, market="on-demand")
+        workers = [nodes.add(1), nodes.add(1)]
+        on_ray = ["--on", "ray", "--address", nodes.address, "--server-label", "market=on-demand"]
+        out = tmp_path / "on-ray"
+        process = subprocess.Popen(
+            [*PACELINE, "run", *on_ray, *RUN, "--out", str(out), str(SCRIPT), str(gates)],
+            env=nodes.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        wait_for(gates / "at-10", process)
+        nodes.remove(workers[0])
+        nodes.add(1)
+        (gates / "open-10").touch()
+        wait_for(gates / "at-20", process)
+        nodes.remove(first)
+        nodes.add(1, market="on-demand")
+        (gates / "open-20").touch()
+        printed, _ = process.communicate()
+    print(printed)
+    assert process.returncode == 0
+    assert "server was lost with its node 127.0.0.1; restarting in 0.5 s" in printed
+    expected, found = (torch.load(folder / "weights.pt") for folder in (plain, out))
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    trace = read_trace(out / "trace.jsonl")
+    audit(trace)
