@@ -2,6 +2,7 @@
 """A Ray program trains with a function, on the Ray of one machine."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,36 +18,25 @@ from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
 from ray_nodes import environment
 
-PROGRAM = """
-import json, sys
+PAGE = Path(__file__).parents[3] / "docs" / "clusters.md"
+
+BEFORE = """
+import json
 import ray
-from paceline import PacelineError, RunSpec
-from paceline.ray import run
+from paceline import PacelineError
 from paceline.run.launch import ray_cluster
 
 ray_cluster.PLACE_S = 1.0  # there is room for one worker of two
-
-def train(config):
-    import torch, paceline
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
-    own = paceline.join()
-    model, optimizer = own.prepare(model, optimizer)
-    while not own.finished:
-        optimizer.zero_grad()
-        model(torch.ones(8, 4)).square().mean().backward()
-        optimizer.step()
-    return {"version": own.version, "workers": own.workers, "threads": torch.get_num_threads()}
-
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
+"""
+AFTER = """
 def fail():
     import paceline
     paceline.join()
     raise RuntimeError("no data")
 
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
-trained = run(train, RunSpec(workers=2, steps=20), config={"lr": 0.1}, out=sys.argv[1])
 try:
-    run(fail, RunSpec(workers=1), out=sys.argv[1] + "-failed")
+    run(fail, RunSpec(workers=1), out="failed")
 except PacelineError as error:
     failure = str(error)
 print(json.dumps([trained.value, str(trained.folder), failure]))
@@ -55,14 +45,21 @@ ray.shutdown()
 
 
 @pytest.mark.timeout(240)
-def test_program_gets_the_result_and_the_folder(tmp_path):
-    program, out = tmp_path / "program.py", tmp_path / "out"
-    program.write_text(PROGRAM, encoding="utf-8")
-    words = [sys.executable, str(program), str(out)]
-    ran = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+def test_program_in_the_documentation_gets_the_result_and_the_folder(tmp_path):
+    [shown] = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    program, out = tmp_path / "program.py", tmp_path / "runs" / "train-1"
+    program.write_text(BEFORE + shown + AFTER, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, str(program)],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     value, folder, failure = json.loads(ran.stdout.splitlines()[-1])
-    assert value == {"version": 20, "workers": 2, "threads": 1}
+    assert value == {"version": 20, "workers": 2}
     assert Path(folder) == out
     assert (out / "weights.pt").exists()
     reason = "no node of the Ray cluster has 1 CPU free"
