@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import SpecError
 from paceline.run.launch import ray as on_ray
 from paceline.run.launch.ray_placement import Placement
+from paceline.run.launch.run_folder import finished_at
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
 from paceline.trace.reader import read_trace
@@ -69,6 +70,11 @@ def test_program_in_the_documentation_gets_the_result_and_the_folder(tmp_path):
     assert {update.contributors for update in trace.updates()} == {(0,)}
     assert failure.startswith("the run failed with exit code 1; its output is in ")
     assert "RuntimeError: no data" in ran.stderr
+
+    words = [sys.executable, "-m", "paceline", "run", "--resume", str(out), "--steps", "30"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert finished_at(out) == 30
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,8 @@ class RayCluster:
             why = f"failed in its Ray actor: {error.cause}"
         elif node and not is_node_alive:
             why = f"was lost with its node {ip}"
+        elif isinstance(error, ray.exceptions.ActorUnavailableError):
+            why = f"was lost: its node {ip} doesn't answer"
         else:
             where = f" on {ip}" if ip else ""
             why = f"was lost with its Ray actor{where}: {str(error).splitlines()[0]}"
