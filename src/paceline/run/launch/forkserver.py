@@ -45,6 +45,9 @@ __all__ = [
 # Creating an optimizer imports torch._dynamo, which takes as long as importing torch.
 PRELOAD = ["paceline.run.script", "torch._dynamo"]
 
+UNSAFE = {"ray"}
+"""Packages that the fork server doesn't import for a script: they have threads and locks of C++."""
+
 EXIT_S = 5.0  # for the process to exit after its connection closed
 
 # Garbage collection during these imports costs a seventh of the time and finds nothing. What they
@@ -231,7 +234,7 @@ def modules_of(script: Path) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.append(node.module)
-    return [name for name in found if name.partition(".")[0] not in local]
+    return [name for name in found if name.partition(".")[0] not in local | UNSAFE]
 
 
 _from_forkserver = msgspec.msgpack.Decoder(Ready | Forked | NotForked | ChildExited).decode

@@ -17,10 +17,12 @@ SCRIPT = "function.py"
 FUNCTION = "function.pickle"
 RESULT = "result.pickle"
 
+# The import is not at the top, where the fork server would find it: forking with Ray is unsafe.
 _SOURCE = b"""# Calls the function that paceline.ray.run() was given, which is in function.pickle.
-from paceline.run.launch.pickled_function import call
+if __name__ == "__main__":
+    from paceline.run.launch.pickled_function import call
 
-call(__file__)
+    call(__file__)
 """
 
 
