@@ -11,9 +11,10 @@ import secrets
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["RayNodes", "environment"]
+__all__ = ["RayNodes", "environment", "wait_for"]
 
 HEALTH = {
     "health_check_initial_delay_ms": 0,
@@ -39,6 +40,14 @@ def environment() -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # or Ray would keep one in the home directory
     }
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+    """Wait until a process of the run has written this file, without using the processor."""
+    while not path.exists():
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            raise AssertionError(f"the run has ended before it wrote {path}")
 
 
 class RayNodes:

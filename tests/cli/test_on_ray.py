@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from paceline.run.process_status import descendants
-from ray_nodes import environment
+from ray_nodes import environment, wait_for
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gated.py"
 NO_RAY = (
@@ -48,8 +48,7 @@ def test_run_on_one_machine_reports_like_any_other_and_listens_on_loopback(tmp_p
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not (tmp_path / "at-10").exists() and process.poll() is None:
-        os.sched_yield()
+    wait_for(tmp_path / "at-10", process)
     addresses = listening(descendants(process.pid))
     (tmp_path / "open-10").touch()
     out, err = process.communicate()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs on a Ray cluster of several nodes, some of which are lost."""
 
-import os
 import re
 import subprocess
 import sys
@@ -12,18 +11,11 @@ import torch
 
 from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
-from ray_nodes import RayNodes
+from ray_nodes import RayNodes, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gated.py"
 RUN = ["-w", "2", "--min-workers", "2", "--steps", "30", "--checkpoint-every", "4"]
 PACELINE = [sys.executable, "-m", "paceline"]
-
-
-def wait_for(path, process):
-    """Wait until a process of the run has written this file."""
-    while not path.exists():
-        assert process.poll() is None, "the run has ended"
-        os.sched_yield()
 
 
 @pytest.mark.timeout(240)
