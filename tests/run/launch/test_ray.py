@@ -92,6 +92,15 @@ def test_useless_address_is_explained_at_once(address, what):
         pass
 
 
+def test_wrong_option_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError, match="polcy"):
+        on_ray.run(print, RunSpec(workers=1), polcy="sync")
+    with pytest.raises(SpecError, match="ema must be between 0 and 1"):
+        on_ray.run(print, RunSpec(workers=1), ema=2.0)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tls_is_refused():
     settings = Settings(spec=RunSpec(workers=1), tls_cert="cert", tls_key="key")
     with (

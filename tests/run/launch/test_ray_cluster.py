@@ -33,8 +33,8 @@ def test_run_survives_the_loss_of_nodes_with_the_weights_of_an_undisturbed_one(t
         path.unlink()
     out = tmp_path / "on-ray"
     with RayNodes(cpus=0) as nodes:
-        first, lost = nodes.add(1, market="on-demand"), nodes.add(1)
-        on_ray = ["--on", "ray", "--address", nodes.address, "--server-label", "market=on-demand"]
+        first, lost = nodes.add(1, market="on-demand"), nodes.add(1, market="spot")
+        on_ray = ["--on", "ray", "--address", nodes.address, "--server-label", "market=!spot"]
         process = subprocess.Popen(
             [*PACELINE, "run", *on_ray, *RUN, "--out", str(out), str(SCRIPT), str(gates)],
             env=nodes.env,
@@ -43,10 +43,10 @@ def test_run_survives_the_loss_of_nodes_with_the_weights_of_an_undisturbed_one(t
             text=True,
         )
         wait_for(out / "trace.jsonl", process)
-        nodes.add(1)  # until now, there is room for one worker of two
+        nodes.add(1, market="spot")  # until now, there is room for one worker of two
         wait_for(gates / "at-10", process)
         nodes.remove(lost)
-        nodes.add(1)
+        nodes.add(1, market="spot")
         (gates / "open-10").touch()
         wait_for(gates / "at-20", process)
         nodes.remove(first)

@@ -17,6 +17,7 @@ class Monitor:
         self.is_connected = True
         self.left = {}
         self.version = 0
+        self.here = (0, 1)
         self.reported = []
 
     def report_unavailable(self, reasons, completed):
@@ -78,6 +79,16 @@ def test_worker_that_waits_for_a_machine_is_reported_until_it_starts(workers, mo
     workers.on_server_start()
     workers.report({})
     assert len(monitor.reported) == 1
+
+
+def test_run_waits_for_workers_without_a_machine_while_too_few_others_are_there(monitor):
+    workers = UnavailableWorkers(monitor, print, min_workers=2)
+    monitor.here = (0,)
+    workers.report({waiting_child(3): "no node has room"})
+    assert monitor.reported == []
+    monitor.here = (0, 1)
+    workers.report({waiting_child(3): "no node has room"})
+    assert monitor.reported == [({3: "no node has room"}, set())]
 
 
 def test_early_end_of_a_script_is_said_once(workers, monitor, said):

@@ -13,6 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from paceline.errors import (
@@ -64,19 +65,21 @@ def run(
 
     Each process of the run calls `train()`, or `train(config)` if there is a config. The function
     does what a script does: it calls `paceline.join()` and `run.prepare()`. `options` are the
-    options of `paceline run` that `RunSpec` hasn't, such as `policy="backup:1"` or `epochs=10`.
-    `out`: the folder of the run; None: runs/FUNCTION-NUMBER.
+    options of `paceline run` that `RunSpec` hasn't, such as `policy="backup:1"` or `epochs=10`;
+    `patience_s` and `grace_s` are in seconds. `out`: the folder of the run; None:
+    runs/FUNCTION-NUMBER.
 
     If this program isn't connected to Ray, a Ray on this machine is started for the run. Raises
     PacelineError if the run fails.
     """
     placement = placement or Placement()
+    settings = Settings(spec=spec, **{"progress": False, **options})
     name = getattr(train, "__name__", "train").strip("<>")
     folder = new_run_dir(None if out is None else Path(out), Path(f"{name}.py")).resolve()
     files = pack(train, () if config is None else (config,))
     for file, content in files.items():  # `paceline run --resume` continues with them
         (folder / file).write_bytes(content)
-    settings = Settings(spec=spec, script=str(folder / SCRIPT), **{"progress": False, **options})
+    settings = msgspec.structs.replace(settings, script=str(folder / SCRIPT))
     with cluster(settings, placement, files=files) as found:
         code = Launcher(settings, folder, cluster=found).run()
         result = found.read_file("worker 0", RESULT)

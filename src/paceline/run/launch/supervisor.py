@@ -66,7 +66,7 @@ class Supervisor:
         self._server: Child | None = None
         self._others = PartServers(processes, system)
         self._workers: list[Child] = []
-        self._unavailable = UnavailableWorkers(monitor, say)
+        self._unavailable = UnavailableWorkers(monitor, say, settings.spec.min_workers)
         self._have_workers_started = False
         self._is_ending = False  # nothing is restarted from now on
         self._has_given_up = False  # all workers are gone before the end

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The workers that the launcher won't start again; the server and the user are told about them.
 
-On a cluster, a worker may also wait for a machine that has room for it. The run doesn't wait for
-this worker either, but it joins as soon as it has started.
+On a cluster, a worker may also wait for a machine that has room for it. If there are enough others,
+the run doesn't wait for this worker either, but it joins as soon as it has started.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,13 @@ __all__ = ["UnavailableWorkers"]
 class UnavailableWorkers:
     """Workers whose scripts ended, or that don't start, so that the run doesn't wait for them."""
 
-    def __init__(self, monitor: RunMonitor, say: Callable[[str], None]) -> None:
-        """`say` shows a line to the user."""
+    def __init__(
+        self, monitor: RunMonitor, say: Callable[[str], None], min_workers: int = 1
+    ) -> None:
+        """`say` shows a line to the user. `min_workers`: with fewer, the run pauses."""
         self._monitor = monitor
         self._say = say
+        self._min_workers = min_workers
         self._reasons: dict[int, str] = {}  # by worker
         self._completed: set[int] = set()  # those of them whose scripts ended with exit code 0
         self._unreported: set[int] = set()  # those that the server doesn't know about
@@ -56,10 +59,13 @@ class UnavailableWorkers:
         for worker in self._waiting - waiting.keys():  # it was started, or given up
             self._reasons.pop(worker, None)
             self._unreported.discard(worker)
-        new = [worker for worker in waiting if worker is not None and worker not in self._waiting]
-        for worker in new:
-            self.add(worker, waiting[worker])
-        self._waiting = {worker for worker in waiting if worker is not None}
+        self._waiting &= waiting.keys()
+        if len(self._monitor.here) < self._min_workers:
+            return  # the run can't do without more, and would pause and then fail
+        for worker, why in waiting.items():
+            if worker is not None and worker not in self._waiting:
+                self.add(worker, why)
+                self._waiting.add(worker)
 
     def say_early_ends(self, of_updates: str) -> None:
         """Print which workers' scripts ended although the run went on.
