@@ -62,10 +62,10 @@ class UnavailableWorkers:
         self._waiting &= waiting.keys()
         if len(self._monitor.here) < self._min_workers:
             return  # the run can't do without more, and would pause and then fail
-        for worker, why in waiting.items():
-            if worker is not None and worker not in self._waiting:
-                self.add(worker, why)
-                self._waiting.add(worker)
+        for number, why in waiting.items():
+            if number is not None and number not in self._waiting:
+                self.add(number, why)
+                self._waiting.add(number)
 
     def say_early_ends(self, of_updates: str) -> None:
         """Print which workers' scripts ended although the run went on.
