@@ -194,7 +194,7 @@ class WorkerRun(Run):
         dial = self._make_dialer(self._identity, training_state.spec)
         ahead = tuple([ahead_of(loader) for loader in prepared.loaders])
         server = self._server = ServerConnection(
-            self.worker, training_state.spec, dial, ahead, self._system
+            self.worker, training_state.spec, dial, ahead, self._system, self._identity.seat
         )
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
@@ -267,7 +267,7 @@ class WorkerRun(Run):
     def workers(self) -> int:  # type: ignore[override] # scripts only read it
         """How many workers the run was started with."""
         if self._worker is None:  # a script may divide its data before it calls prepare
-            return settings_of(self._identity.run_dir).spec.workers
+            return _workers_of(self._identity)
         return self._worker.welcome.workers
 
     @property
@@ -330,6 +330,11 @@ class WorkerRun(Run):
                 self._replica.load_again()
 
 
+def _workers_of(who: Identity) -> int:
+    """Return how many workers the run of this process was started with."""
+    return settings_of(who.run_dir).spec.workers if who.workers is None else who.workers
+
+
 def _seed_apart(worker: int) -> None:
     """Give each worker different random numbers, although the script seeds all processes alike.
 
@@ -354,7 +359,7 @@ class ServerRun(Run):
     @property
     def workers(self) -> int:  # type: ignore[override] # read only, as in a worker
         """How many workers the run was started with."""
-        return settings_of(self._identity.run_dir).spec.workers
+        return _workers_of(self._identity)
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()

@@ -78,6 +78,13 @@ def test_worker_that_connects_again_says_that_it_is_the_same_process():
     assert next(other.peers[0].receive_nowait()).session != first.session
 
 
+def test_worker_names_the_seat_that_its_number_is_reserved_for():
+    servers = Servers([WELCOME])
+    servers.connection = ServerConnection(3, SPEC, servers.dial, seat=b"seat")
+    servers.connection.join()
+    assert next(servers.peers[0].receive_nowait()).seat == b"seat"
+
+
 def test_worker_waits_for_a_server_that_is_still_starting(capsys):
     servers = Servers(None, None, None, [WELCOME])
     assert servers.connection.join()[0] == WELCOME

@@ -41,6 +41,8 @@ _RUN_DIR = "PACELINE_RUN_DIR"
 _LISTENING_FD = "PACELINE_LISTENING_FD"
 _SERVER = "PACELINE_SERVER"
 _LISTEN = "PACELINE_LISTEN"
+_WORKERS = "PACELINE_WORKERS"
+_SEAT = "PACELINE_SEAT"
 _TLS = {"cert": "PACELINE_TLS_CERT", "key": "PACELINE_TLS_KEY", "ca": "PACELINE_TLS_CA"}
 _THREADS = "PACELINE_THREADS"
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch
@@ -58,6 +60,8 @@ class Identity:
     tls: TlsFiles | None = None  # for TCP connections; None: they aren't encrypted
     server: int = 0  # which server it is, if it is one; 0: the head
     listen: str = "tcp:127.0.0.1:0"  # where a server that isn't the head listens
+    workers: int | None = None  # of the run; None: the settings in the run's folder have it
+    seat: bytes = b""  # for which a launcher has reserved the number of this worker
 
     @property
     def is_head(self) -> bool:
@@ -125,6 +129,10 @@ def variables(who: Identity) -> dict[str, str]:
         found[_LISTENING_FD] = str(who.listening_fd)
     if who.worker is None and who.server:
         found |= {_SERVER: str(who.server), _LISTEN: who.listen}
+    if who.workers is not None:
+        found[_WORKERS] = str(who.workers)
+    if who.seat:
+        found[_SEAT] = who.seat.hex()
     if who.tls is not None:
         paths = {name: getattr(who.tls, field) for field, name in _TLS.items()}
         found |= {name: path for name, path in paths.items() if path}
@@ -133,7 +141,8 @@ def variables(who: Identity) -> dict[str, str]:
 
 def adopt(who: Identity, threads: int) -> None:
     """Give this process an identity, and a number of threads for its tensor operations."""
-    for name in (*_TLS.values(), _SERVER, _LISTEN):  # those of the launcher's own environment
+    others = _SERVER, _LISTEN, _WORKERS, _SEAT
+    for name in (*_TLS.values(), *others):  # those of the launcher's own environment
         os.environ.pop(name, None)
     os.environ.update(variables(who))
     os.environ[_THREADS] = str(threads)
@@ -181,6 +190,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         if not environ[_WORKER].isdecimal():
             raise SpecError(f"{_WORKER} must be the number of a worker, got {environ[_WORKER]!r}")
         worker = int(environ[_WORKER])
+    workers = environ.get(_WORKERS, "")
     run_dir = Path(environ.get(_RUN_DIR, "."))
     paths = {field: environ.get(name, "") for field, name in _TLS.items()}
     tls = TlsFiles(**paths) if any(paths.values()) else None
@@ -194,4 +204,13 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         tls,
         int(server),
         environ.get(_LISTEN, Identity.listen),
+        int(workers) if workers.isdecimal() else None,
+        _bytes(environ.get(_SEAT, "")),
     )
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise SpecError(f"{_SEAT} must be hexadecimal, got {text!r}") from None

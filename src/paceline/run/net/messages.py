@@ -27,7 +27,8 @@ Theory of operation
     WorkerUnavailable(worker)       ->                                 it won't be restarted
 
     The module `connection_messages` has the messages of the handshake, and those that a transport
-    sends for its own use and handles itself; `server_messages` has those between servers.
+    sends for its own use and handles itself; `number_messages` has those about the numbers of
+    workers, `server_messages` those between servers.
 
 Every message is a frozen value whose fields are validated when it is decoded. Bytes that aren't
 exactly one message of the expected sender raise `ProtocolError`, and nothing else. No sockets, no
@@ -56,6 +57,7 @@ from paceline.run.net.connection_messages import (
     SlotShared,
     StopPayload,
 )
+from paceline.run.net.number_messages import NumberReserved, ReserveNumber, Seat, WorkerNumber
 from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
 from paceline.run.settings import WireFormat
 from paceline.run.tensors.state_spec import (
@@ -87,10 +89,12 @@ __all__ = [
     "Join",
     "LeaseReply",
     "LeaseRequest",
+    "NumberReserved",
     "PositionReport",
     "PositionRequest",
     "Proof",
     "Refused",
+    "ReserveNumber",
     "RunEnded",
     "RunProgress",
     "ScriptEnded",
@@ -110,11 +114,10 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
-WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
 EncodedPosition = Annotated[bytes, msgspec.Meta(max_length=POSITION_BYTES)]
 
 
@@ -127,6 +130,7 @@ class Join(Message, tag=4, frozen=True):
     ahead: tuple[Count, ...] = ()  # batches of each stream that it wants to hold
     session: Session = b""
     """Identifies the process, which may connect again before its old connection is closed."""
+    seat: Seat = b""  # for which its launcher has reserved the number; empty: it hasn't
 
 
 class Welcome(Message, tag=5, frozen=True):
@@ -341,6 +345,7 @@ FromWorker = (
     | ScriptEnded
     | LeaseRequest
     | BatchesReturned
+    | ReserveNumber
     | FromOtherServer
 )
 FromServer = (
@@ -359,6 +364,7 @@ FromServer = (
     | SendPayload
     | StopPayload
     | DataAttached
+    | NumberReserved
     | ToOtherServer
 )
 

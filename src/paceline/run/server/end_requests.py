@@ -55,7 +55,9 @@ class EndRequests:
 
     def _on_script_ended(self, end: PeerEnd, message: messages.ScriptEnded) -> None:
         del message
-        if self._parts.roster.member(end).worker == 0:
+        worker = self._parts.roster.member(end).worker
+        self._parts.roster.give_up(worker)
+        if worker == 0:
             self._end_with_script()  # it waits for the end, in case a checkpoint needs its position
         else:
             self._lose(end, SCRIPT_ENDED)
@@ -65,8 +67,7 @@ class EndRequests:
         del end
         roster, worker, reason = self._parts.roster, message.worker, message.reason
         is_known = roster.is_known(worker)
-        if not is_known:
-            roster.expect_no_more(worker)
+        roster.give_up(worker)
         if worker == 0 and message.has_completed:
             self._end_with_script()
         elif not is_known:

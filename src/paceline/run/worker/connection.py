@@ -74,12 +74,17 @@ class ServerConnection:
         dial: Dialer,
         ahead: tuple[int, ...] = (),
         system: System = SYSTEM,
+        seat: bytes = b"",
     ) -> None:
-        """`ahead`: how many batches of each stream the worker wants to hold."""
+        """`ahead`: how many batches of each stream the worker wants to hold.
+
+        `seat`: for which its launcher has reserved the number; empty: it hasn't.
+        """
         self.ahead = ahead
         self.system = system
         self._worker = worker
         self._session = secrets.token_bytes(16)
+        self._seat = seat
         self._spec = spec
         self._dial = dial
         self.end: WorkerEnd  # the worker's end of the transport; there is one after `join`
@@ -111,7 +116,9 @@ class ServerConnection:
             pause_s = min(0.5, pause_s * 1.5)
 
     def _join(self) -> tuple[messages.Welcome, OpenedSlot]:
-        join = messages.Join(self._worker, RELEASE, self._spec, self.ahead, self._session)
+        join = messages.Join(
+            self._worker, RELEASE, self._spec, self.ahead, self._session, self._seat
+        )
         self.end.send(join)
         answer = self.end.receive()
         if isinstance(answer, messages.Refused):

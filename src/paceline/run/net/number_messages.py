@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The messages about the numbers of workers that are started on other hosts.
+
+Theory of operation
+    launcher of workers                   server
+    ReserveNumber(seat)             ->                                 after the same handshake as
+                                    <-    NumberReserved(seat, number) a worker's
+
+    A seat is a place for one worker at a launcher, across all restarts of the worker. The number of
+    a seat stays reserved while the connection is open. The worker joins with its number and seat. A
+    launcher that connects again, also to a restarted server, asks for the same numbers again.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from paceline.run.net.connection_messages import Message, Session
+from paceline.run.tensors.state_spec import Count, Name
+
+__all__ = ["NumberReserved", "ReserveNumber", "Seat", "WorkerNumber"]
+
+WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
+
+Seat = Session
+"""A random name for a seat; empty: the worker has none."""
+
+
+class ReserveNumber(Message, tag=60, frozen=True):
+    """Ask for a number for a worker that will join from this host."""
+
+    seat: Seat
+    release: Name  # of Paceline
+    wanted: WorkerNumber | None = None  # which it had before, or should have; None: any
+    is_fixed: bool = False  # refuse it rather than give it another number than `wanted`
+
+
+class NumberReserved(Message, tag=61, frozen=True):
+    """Reserve a number, for as long as the connection is open."""
+
+    seat: Seat
+    number: WorkerNumber
+    workers: Count  # that the run was started with
+    seed: Count  # of the run
