@@ -215,6 +215,16 @@ def test_killed_server_is_replaced_and_does_not_change_the_result(train, alone, 
     assert "Traceback" not in err
 
 
+def test_server_that_is_asked_to_end_is_replaced(train, alone):
+    """Only the head can stop the run, so this is a loss like any other."""
+    folder = train("asked", striking(1, "SIGTERM"))
+    check_struck(folder, 1)
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    assert "server 1 was killed by SIGTERM; restarting" in err
+    assert "Traceback" not in err
+
+
 def test_killed_server_is_replaced_over_tls(train, alone, tls_files):
     """The checkpoints of all servers and the optimizer's state travel over TLS, too."""
     files = {"tls_cert": tls_files.cert, "tls_key": tls_files.key, "tls_ca": tls_files.ca}

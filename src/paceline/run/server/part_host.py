@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Serve a part of the parameters on this machine: memory, sockets, and the way to the head."""
 
+import os
 import signal
 import sys
 from contextlib import ExitStack
@@ -69,13 +70,21 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+class _Stopped(BaseException):
+    """A signal ends this process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def serve_part(identity: Identity, whole: TrainingState) -> NoReturn:
     """Serve a part of a run until it has ended, and exit.
 
     If that is impossible, because the head refuses this server, say, exit with the error's code.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, _stop)
     try:
         PartServer(identity.server, whole, _PartHost(identity), _say).serve()
     except InternalError:
@@ -83,10 +92,20 @@ def serve_part(identity: Identity, whole: TrainingState) -> NoReturn:
     except PacelineError as error:
         print(error, file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
+    except _Stopped as stopped:
+        _die_of(stopped.number)
     raise SystemExit(0)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End this process, which has nothing to save."""
-    del number, frame
-    raise SystemExit(0)
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process, which has nothing to save, without a traceback."""
+    del frame
+    raise _Stopped(number)
+
+
+def _die_of(number: int) -> None:
+    """Die of a signal, so that a launcher doesn't take it for the end of the run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
