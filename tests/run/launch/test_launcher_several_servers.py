@@ -6,6 +6,7 @@ The model has 1.5 million parameters, so that each of three servers has some of 
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from failures import HELPERS, troubled
-from paceline.run.launch import part_servers, restarts
+from paceline.run.launch import hang_report, hangs, part_servers, restarts
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
@@ -290,6 +291,40 @@ def trouble(run):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert_equal(results(train("stopped", trouble)), alone)
+
+
+HANGING = """
+def trouble(run): pass
+
+import threading
+from torch.optim import adam as module
+functional, calls = module.adam, []
+
+def hang_once(*args, **kwargs):
+    functional(*args, **kwargs)
+    calls.append(1)
+    if ROLE == "server" and NUMBER == "1" and len(calls) == 8 and not was_told("struck"):
+        wait_until((OUT / "checkpoints" / "0000000006.ckpt").exists)
+        tell("struck", os.getpid())
+        threading.Event().wait()
+
+module.adam = hang_once
+"""
+
+
+def test_server_that_hangs_is_found_and_replaced(train, alone, monkeypatch):
+    """The head waits for it and looks hung as well, so all servers begin again."""
+    monkeypatch.setattr(hangs, "HUNG_SERVER_S", 2.0)
+    monkeypatch.setattr(hang_report, "SILENT_SERVER_S", 0.5)
+    folder = train("hung", HANGING)
+    check_struck(folder, 1)
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    where = "the server may be waiting for server 1; it is at script.py:"
+    assert re.search(re.escape(where) + r"\d+ \(`threading\.Event\(\)\.wait\(\)`\)", err), err
+    assert "server has neither answered nor used the processor for 2 s; killing it" in err
+    assert "server 1, for which it may have been waiting, is killed as well" in err
+    assert "Traceback" not in err
 
 
 BROKEN = """
