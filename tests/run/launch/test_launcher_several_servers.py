@@ -216,14 +216,50 @@ def test_killed_server_is_replaced_and_does_not_change_the_result(train, alone, 
     assert "Traceback" not in err
 
 
-def test_server_that_is_asked_to_end_is_replaced(train, alone):
+IMPATIENT = """
+from paceline.run.server import part_host
+part_host.LINGER_S = 1
+"""
+
+
+def test_server_that_gets_sigterm_is_replaced(train, alone):
     """Only the head can stop the run, so this is a loss like any other."""
-    folder = train("asked", striking(1, "SIGTERM"))
+    trouble = """
+def trouble(run):
+    def strike():
+        tell("struck", pids_of(1)[-1])
+        os.kill(pids_of(1)[-1], signal.SIGTERM)
+        wait_until(lambda: in_the_trace(type="restored"))
+    once_after_a_checkpoint(run, 8, "time", strike)
+"""
+    folder = train("asked", IMPATIENT + trouble)
     check_struck(folder, 1)
     assert_equal(results(folder), alone)
     err = (folder / "err").read_text()
     assert "server 1 was killed by SIGTERM; restarting" in err
     assert "Traceback" not in err
+
+
+def test_run_whose_processes_all_get_sigterm_is_saved(train, alone):
+    """As systemd and Slurm do it. The other servers stay until the head has saved the run."""
+    trouble = f"""
+def trouble(run):
+    def stop_all():
+        for server in (1, 2, 0):
+            os.kill(pids_of(server)[-1], signal.SIGTERM)
+        os.kill({os.getpid()}, signal.SIGTERM)
+        wait_until(lambda: in_the_trace(type="stopped"))
+    if run.version == 4 and run.worker == 1 and not was_told("all"):
+        tell("all")
+        stop_all()
+"""
+    folder = train("stopped", trouble, code=143, checkpoint_every="1000")
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["0000000004.ckpt"]
+    assert (folder / "weights.pt").exists()
+    err = (folder / "err").read_text()
+    assert "lost server" not in err
+    assert "failed" not in err
+    assert_equal(results(train("stopped", trouble)), alone)
 
 
 def test_killed_server_is_replaced_over_tls(train, alone, tls_files):

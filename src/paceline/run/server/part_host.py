@@ -27,6 +27,10 @@ __all__ = ["serve_part"]
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # as a host to listen at
 
+# Seconds after SIGTERM. What stops a whole run this way, such as systemd or Slurm, also stops the
+# head, which can't save the run without this server.
+LINGER_S = 20
+
 _say = partial(print, flush=True)
 
 
@@ -83,8 +87,8 @@ def serve_part(identity: Identity, whole: TrainingState) -> NoReturn:
 
     If that is impossible, because the head refuses this server, say, exit with the error's code.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGTERM, _stop_soon)
     try:
         PartServer(identity.server, whole, _PartHost(identity), _say).serve()
     except InternalError:
@@ -95,6 +99,14 @@ def serve_part(identity: Identity, whole: TrainingState) -> NoReturn:
     except _Stopped as stopped:
         _die_of(stopped.number)
     raise SystemExit(0)
+
+
+def _stop_soon(number: int, frame: FrameType | None) -> None:
+    """End this process after a while, unless the run ends before; at once at the next signal."""
+    del frame
+    signal.signal(number, _stop)
+    signal.signal(signal.SIGALRM, lambda _, frame: _stop(number, frame))
+    signal.alarm(LINGER_S)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
