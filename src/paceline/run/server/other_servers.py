@@ -28,6 +28,7 @@ from paceline.run.net.server_messages import (
     JoinAsServer,
     PartArrived,
     PartLost,
+    PartMoved,
     PartReduced,
     PeerOpened,
     ServerFailed,
@@ -91,6 +92,7 @@ class OtherServers:
         self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             PartArrived: self._on_part_arrived,
             PartLost: self._on_part_lost,
+            PartMoved: self._on_part_moved,
             ServerFailed: self._on_failed,
             PartReduced: self._on_unasked,
             Blamed: self._on_unasked,
@@ -267,8 +269,14 @@ class OtherServers:
         self._check(end)
         peer = self._peers.get(message.peer)
         if peer is not None:
-            moved = Moved(message.to_worker, message.to_server)
-            peer.part_arrived(message.payload, moved)
+            peer.count_moved(Moved(message.to_worker, message.to_server))
+            peer.part_arrived(message.payload)
+
+    def _on_part_moved(self, end: PeerEnd, message: PartMoved) -> None:
+        self._check(end)
+        peer = self._peers.get(message.peer)
+        if peer is not None:
+            peer.count_moved(Moved(message.to_worker, message.to_server))
 
     def _on_part_lost(self, end: PeerEnd, message: PartLost) -> None:
         self._check(end)
