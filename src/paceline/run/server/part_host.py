@@ -4,7 +4,7 @@
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -117,7 +117,8 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 def _die_of(number: int) -> None:
     """Die of a signal, so that a launcher doesn't take it for the end of the run."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody reads them
+        sys.stdout.flush()
+        sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
