@@ -230,6 +230,14 @@ def test_servers_that_a_silent_one_may_wait_for_are_reported(world):
     assert world.tick(1000.0, is_heard=False) == []
 
 
+def test_server_that_was_stopped_waits_for_no_other(world):
+    world.others = [child("server 1", None, 8)]
+    world.stopped = {7}
+    stopped = "the server hasn't answered for 10 s; it was stopped (SIGSTOP)"
+    assert world.tick(SILENT_SERVER_S, is_heard=False) == [stopped]
+    assert world.processes.asked == []
+
+
 def test_server_that_does_not_reach_prepare_is_reported(world):
     world.monitor.is_serving, world.monitor.started_at = False, world.now
     world.processes.lines["server"] = "train.py:3 (`download()`)"

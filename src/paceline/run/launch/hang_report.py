@@ -81,8 +81,9 @@ class HangReport:
         monitor, now = self._monitor, self._system.monotonic()
         if server is not None and server.pid is not None and (what := self._why_silent(now)):
             yield server, what
-            for other in others if monitor.is_serving else ():
-                if other.pid is not None:
+            may_wait = monitor.is_serving and not self._system.is_stopped(server.pid)
+            for other in others:
+                if may_wait and other.pid is not None:
                     yield other, f"the server may be waiting for {other.name}"
             return  # what it said about the workers is old
         over_s = 0.0 if monitor.over_since is None else now - monitor.over_since
