@@ -329,22 +329,22 @@ def trouble(run):
     assert_equal(results(train("stopped", trouble)), alone)
 
 
-HANGING = """
+STRIKING_ITSELF = """
 def trouble(run): pass
 
 import threading
 from torch.optim import adam as module
 functional, calls = module.adam, []
 
-def hang_once(*args, **kwargs):
+def strike_once(*args, **kwargs):
     functional(*args, **kwargs)
     calls.append(1)
     if ROLE == "server" and NUMBER == "1" and len(calls) == 8 and not was_told("struck"):
         wait_until((OUT / "checkpoints" / "0000000006.ckpt").exists)
         tell("struck", os.getpid())
-        threading.Event().wait()
+        HOW
 
-module.adam = hang_once
+module.adam = strike_once
 """
 
 
@@ -352,7 +352,7 @@ def test_server_that_hangs_is_found_and_replaced(train, alone, monkeypatch):
     """The head waits for it and looks hung as well, so all servers begin again."""
     monkeypatch.setattr(hangs, "HUNG_SERVER_S", 2.0)
     monkeypatch.setattr(hang_report, "SILENT_SERVER_S", 0.5)
-    folder = train("hung", HANGING)
+    folder = train("hung", STRIKING_ITSELF.replace("HOW", "threading.Event().wait()"))
     check_struck(folder, 1)
     assert_equal(results(folder), alone)
     err = (folder / "err").read_text()
@@ -361,6 +361,14 @@ def test_server_that_hangs_is_found_and_replaced(train, alone, monkeypatch):
     assert "server has neither answered nor used the processor for 2 s; killing it" in err
     assert "server 1, for which it may have been waiting, is killed as well" in err
     assert "Traceback" not in err
+
+
+def test_server_that_exits_as_if_the_run_were_over_is_replaced(train, alone):
+    folder = train("exited", STRIKING_ITSELF.replace("HOW", "os._exit(0)"))
+    check_struck(folder, 1)
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    assert "server 1 failed with exit code 0; restarting" in err
 
 
 BROKEN = """

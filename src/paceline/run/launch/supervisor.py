@@ -214,9 +214,9 @@ class Supervisor:
 
     def _on_other_server_exited(self, server: Child) -> None:
         """Restart another server; the head notices its loss, and is restarted as well."""
-        if server.code == 0 or server.is_killed or self._is_ending:
+        if server.is_killed or self._is_ending or (server.code == 0 and self._monitor.is_over):
             return  # the run is over
-        if server.code < 0 and self._may_start(server):
+        if server.code <= 0 and self._may_start(server):
             self._schedule_restart(server, server.exit_text, self._monitor.version)
         if server.start_at is None and self._server is not None:
             self._say(f"{server.name} {server.exit_text}; ending the run")
