@@ -96,12 +96,14 @@ class ServerConnection:
         began, pause_s, is_quiet = self.system.monotonic(), 0.01, True
         self.close()
         while True:
+            # An attempt may last: a server may wait for others, and the machine may be suspended.
+            is_last = self.system.monotonic() - began > CONNECT_TIMEOUT_S
             try:
                 self.end, self._has_end = self._dial(), True
                 return self._join()
             except PeerLost as error:  # also if it dies, or can't be reached, during the welcome
                 waited_s = self.system.monotonic() - began
-                if waited_s > CONNECT_TIMEOUT_S:
+                if is_last:
                     raise PeerLost(f"worker {self._worker} found no server: {error}") from None
                 if is_quiet and waited_s > QUIET_S:
                     print(f"waiting for the server: {error}", file=sys.stderr, flush=True)
