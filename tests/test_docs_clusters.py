@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The recipes in docs/clusters.md work as they are written.
+
+Other tests run the parts of a recipe; these run its commands.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from failures import LOOP, TRAINING
+from hosts import Hosts, needs_hosts
+from paceline.trace.reader import read_trace
+from plain import IMPORTS
+from torchrun_runs import PATIENCE_S, QUIET
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "clusters.md").read_text()
+
+SCRIPT = "import paceline\n" + IMPORTS + TRAINING + QUIET + LOOP.rpartition("keep(")[0]
+
+
+def recipe(section: str) -> list[str]:
+    """Return the blocks of a section."""
+    [text] = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Return a function that starts a shell command, in a folder of its own with a train.py."""
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
+
+    def start(command, name, popen=subprocess.Popen):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(SCRIPT)
+        with (folder / "out").open("w") as out:
+            words = ["bash", "-c", command]
+            return popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
+
+    return start
+
+
+def updates_of(folder):
+    return len(list(read_trace(folder / "runs" / "train-1" / "trace.jsonl").updates()))
+
+
+def test_torchrun_on_one_host(shell, tmp_path):
+    command, _ = recipe("torchrun")
+    assert shell(command, "host").wait(PATIENCE_S) == 0, (tmp_path / "host" / "out").read_text()
+    assert updates_of(tmp_path / "host") == 100
+
+
+@needs_hosts
+def test_torchrun_on_two_hosts(shell, tmp_path):
+    """The command that sets the options is run on both."""
+    options, *commands = recipe("torchrun")[1].splitlines()
+    with Hosts(2) as hosts:
+        started = [
+            shell(
+                "\n".join([options, command.replace("10.0.0.5", hosts.address(0))]),
+                f"host-{host}",
+                lambda *words, host=host, **others: hosts.popen(host, *words, **others),
+            )
+            for host, command in enumerate(commands)
+        ]
+        codes = [each.wait(PATIENCE_S) for each in started]
+    printed = [(tmp_path / f"host-{host}" / "out").read_text() for host in range(2)]
+    assert codes == [0, 0], "\n".join(printed)
+    assert updates_of(tmp_path / "host-0") == 100
+    assert not (tmp_path / "host-1" / "runs").exists()
