@@ -18,7 +18,7 @@ from paceline.run.settings import Settings
 from paceline.run.system import SYSTEM
 from paceline.spec import RunSpec
 
-SPEC_OF_RUN = RunSpec(workers=3, seed=5)
+SETTINGS = Settings(spec=RunSpec(workers=3, seed=5), grace_s=9.0)
 
 
 class Desk:
@@ -27,9 +27,9 @@ class Desk:
     def __init__(self):
         self.now = 0.0
         self.network = InProcessNetwork(InProcessStore(SPEC))
-        self.roster = Roster(Settings(spec=SPEC_OF_RUN), SPEC)
+        self.roster = Roster(SETTINGS, SPEC)
         clock = RunClock(0.0, replace(SYSTEM, monotonic=lambda: self.now))
-        self.numbers = Numbers(SPEC_OF_RUN, self.roster, clock, self.look_at)
+        self.numbers = Numbers(SETTINGS, self.roster, clock, self.look_at)
 
     def look_at(self, end):
         """Remove a member whose connection is closed, as the server does."""
@@ -82,7 +82,7 @@ def test_numbers_beyond_those_of_the_run_are_for_additional_backups(desk):
 def test_answer_says_what_scripts_may_ask_before_they_join(desk):
     connection = desk.connect()
     desk.numbers.handlers[ReserveNumber](connection[1], ReserveNumber(b"a", RELEASE))
-    assert connection[0].receive() == NumberReserved(b"a", 0, 3, 5)
+    assert connection[0].receive() == NumberReserved(b"a", 0, 3, 5, 9.0)
 
 
 def test_number_of_a_worker_that_has_joined_is_not_given_away(desk):

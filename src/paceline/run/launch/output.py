@@ -71,11 +71,12 @@ class Failure:
 class Output:
     """The output of all processes of a run."""
 
-    def __init__(self, selector: BaseSelector, screen: Screen, folder: Path) -> None:
+    def __init__(self, selector: BaseSelector, screen: Screen, folder: Path | None) -> None:
+        """`folder`: where to save the output; None: nowhere."""
         self._selector = selector
         self._screen = screen
         self._folder = folder
-        self._is_saved = True  # until that fails
+        self._is_saved = folder is not None  # until that fails
         self._files: dict[str, int] = {}
         self._streams: dict[str, list[OutputStream]] = {}
         self._first: dict[str, str] = {}  # failures that were shown, and the process that had each
@@ -198,7 +199,7 @@ class Output:
 
     def _save(self, name: str, lines: list[bytes]) -> None:
         """Append the lines to the process's own file; a full disk doesn't stop the run."""
-        if not lines or not self._is_saved:
+        if not lines or not self._is_saved or self._folder is None:
             return
         path = self._folder / f"{name.replace(' ', '-')}.log"
         try:

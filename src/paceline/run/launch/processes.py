@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -45,6 +45,7 @@ class Child:
     name: str
     who: Identity
     threads: int
+    is_quiet: bool = False  # only its errors are shown, unless the user wants all output
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     pid: int | None = None  # not None iff it is running
     code: int = 0  # exit code of the last exit
@@ -101,7 +102,7 @@ class Processes:
             gets_socket=listening is not None,
         )
         try:
-            is_quiet = settings.output == "first" and bool(child.who.worker or child.who.server)
+            is_quiet = settings.output == "first" and child.is_quiet
             pipes = self._output.open_pipes(child.name, is_quiet)
             if listening is not None:
                 pipes = msgspec.structs.replace(pipes, listening=listening.fileno())
@@ -149,6 +150,11 @@ class Processes:
             "optimizer.register_step_post_hook() before run.prepare(); it runs on the server after "
             "each step"
         )
+
+    def set_seed(self, seed: int) -> None:
+        """Seed the random generators of the processes that are started from now on with this."""
+        spec = replace(self._settings.spec, seed=seed)
+        self._settings = msgspec.structs.replace(self._settings, spec=spec)
 
     def ask_stack(self, child: Child) -> StackRequest | None:
         """Ask a process where it is; None: it can't tell."""

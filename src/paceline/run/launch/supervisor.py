@@ -23,7 +23,6 @@ from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.outcome import of_updates, outcome, why_no_worker_is_left
 from paceline.run.launch.part_servers import PartServers
 from paceline.run.launch.processes import Child, Processes
-from paceline.run.launch.restarts import ATTEMPTS_MAX
 from paceline.run.launch.run_folder import mark_finished
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.unavailable_workers import UnavailableWorkers
@@ -89,8 +88,8 @@ class Supervisor:
         others = 1 if workers_elsewhere else self._settings.servers
         self._others.create(server, others, threads_of(1))
         self._workers = [
-            Child(f"worker {worker}", replace(server, worker=worker), threads_of(workers))
-            for worker in range(workers)
+            Child(f"worker {w}", replace(server, worker=w), threads_of(workers), is_quiet=w > 0)
+            for w in range(workers)
         ]
         for child in (self._server, *self._others.children):
             self._start_child(child)
@@ -253,15 +252,11 @@ class Supervisor:
 
     def _schedule_restart(self, child: Child, why: str, progress: int) -> None:
         pause_s = child.backoff.next_pause_s(progress)
+        self._say(child.backoff.line(f"{child.name} {why}", pause_s))
         if pause_s is None:
-            self._say(f"{child.name} {why}; gave up after {ATTEMPTS_MAX} failed restarts")
             self._mark_unavailable(child, why)
         else:
             child.start_at = self._now() + pause_s
-            self._say(
-                f"{child.name} {why}; restarting in {pause_s:g} s "
-                f"(attempt {child.backoff.attempts} of {ATTEMPTS_MAX})"
-            )
 
     def _restart(self, child: Child) -> None:
         child.start_at = None

@@ -42,3 +42,4 @@ class NumberReserved(Message, tag=61, frozen=True):
     number: WorkerNumber
     workers: Count  # that the run was started with
     seed: Count  # of the run
+    grace_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # for workers, after the last update

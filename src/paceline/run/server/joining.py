@@ -41,7 +41,7 @@ class Joining:
         self._take = take
         self.early: list[tuple[PeerEnd, messages.Join]] = []  # before all servers were here
         self.numbers = Numbers(
-            parts.settings.spec, parts.roster, parts.clock, lambda end: take(end, None)
+            parts.settings, parts.roster, parts.clock, lambda end: take(end, None)
         )
         self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             messages.Join: self._on_join,

@@ -22,7 +22,7 @@ from paceline.run.net.messages import Join, NumberReserved, ReserveNumber
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.roster import Roster
 from paceline.run.server.timers import RunClock
-from paceline.spec import RunSpec
+from paceline.run.settings import Settings
 
 __all__ = ["Numbers"]
 
@@ -40,10 +40,14 @@ class Numbers:
     """Reserves numbers for workers that join later."""
 
     def __init__(
-        self, spec: RunSpec, roster: Roster, clock: RunClock, look_at: Callable[[PeerEnd], None]
+        self,
+        settings: Settings,
+        roster: Roster,
+        clock: RunClock,
+        look_at: Callable[[PeerEnd], None],
     ) -> None:
         """`look_at`: handles what has arrived at a connection, such as that it was closed."""
-        self._spec = spec
+        self._settings = settings
         self._roster = roster
         self._clock = clock
         self._look_at = look_at
@@ -90,7 +94,8 @@ class Numbers:
     def _reserve(self, end: PeerEnd, message: ReserveNumber) -> None:
         number = self._choose(message)
         self._reserved[number] = _Reservation(end, message.seat)
-        end.send(NumberReserved(message.seat, number, self._spec.workers, self._spec.seed))
+        spec, grace_s = self._settings.spec, self._settings.grace_s
+        end.send(NumberReserved(message.seat, number, spec.workers, spec.seed, grace_s))
 
     def _choose(self, message: ReserveNumber) -> int:
         own = self._number_of(message.seat)
