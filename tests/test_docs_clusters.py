@@ -15,13 +15,27 @@ import pytest
 from failures import LOOP, TRAINING
 from hosts import Hosts, needs_hosts
 from paceline.trace.reader import read_trace
+from paceline.watch.audit import audit
 from plain import IMPORTS
+from slurm import SlurmCluster, needs_slurm
 from torchrun_runs import PATIENCE_S, QUIET
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "clusters.md").read_text()
 
+WAIT = """
+    if run.version >= 20 and not Path("go").exists():
+        Path("reached").touch()
+        while not Path("go").exists():
+            time.sleep(0.01)
+"""
+"""Workers wait at version 20 until the test tells them to go on."""
+
 SCRIPT = "import paceline\n" + IMPORTS + TRAINING + QUIET + LOOP.rpartition("keep(")[0]
+
+WAITING_SCRIPT = "import time\nfrom pathlib import Path\n" + SCRIPT.replace("pass", WAIT).replace(
+    "while not run.finished", "while run.version < 40"
+)
 
 
 def recipe(section: str) -> list[str]:
@@ -75,3 +89,36 @@ def test_torchrun_on_two_hosts(shell, tmp_path):
     assert codes == [0, 0], "\n".join(printed)
     assert updates_of(tmp_path / "host-0") == 100
     assert not (tmp_path / "host-1" / "runs").exists()
+
+
+@needs_slurm
+def test_slurm_job_is_stopped_and_submitted_again(tmp_path):
+    """One node has all workers of the two that the script asks for."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    [batch] = [block for block in recipe("Slurm") if block.startswith("#!/bin/bash")]
+    (folder / "train.sbatch").write_text(batch)
+    (folder / "train.py").write_text(WAITING_SCRIPT)
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    (tmp_path / "slurm").mkdir()
+    with SlurmCluster(tmp_path / "slurm") as slurm:
+
+        def call(*words):
+            return slurm.call(*words, cwd=folder, env={"PATH": programs, "OMP_NUM_THREADS": "1"})
+
+        job = call("sbatch", "--parsable", "--nodes=1", "train.sbatch").strip()
+        log = folder / f"slurm-{job}.out"
+        slurm.wait_until(f"[ -e {folder}/reached ]", log)
+        call("scancel", job)
+        slurm.wait_until(f"grep -q 'Continue with' {log}", log)
+        slurm.wait_until(f'[ -z "$(squeue --noheader --jobs={job})" ]', log)
+        (folder / "go").touch()
+        submit = ("sbatch", "--parsable", "--wait", "--nodes=1", "train.sbatch")
+        again, finished = [folder / f"slurm-{call(*submit).strip()}.out" for _ in range(2)]
+    assert "backup:1 with 4 workers: 40 updates" in again.read_text()
+    assert finished.read_text() == "runs/train.sbatch is finished\n"
+    trace = read_trace(folder / "runs" / "train.sbatch" / "trace.jsonl")
+    audit(trace)
+    assert [update.update for update in trace.updates()][-1] == 40
+    assert trace.header.workers == 4
+    assert (folder / "runs" / "train.sbatch" / "finished").exists()
