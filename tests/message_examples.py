@@ -71,6 +71,7 @@ EXAMPLES = [
     messages.DataAttached(),
     messages.ReserveNumber(b"seat", RELEASE, 3, True),
     messages.NumberReserved(b"seat", 3, 4, 7),
+    messages.LeaveRun(3, b"session"),
     messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
     between.JoinAsServer(1, RELEASE, SPEC, (True,), "tcp:127.0.0.1:4000"),
     between.ServerWelcome(3, 0.9, 1, False, "exact", "bfloat16"),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
-from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_joining
+from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_joining, tell_leaving
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
@@ -40,6 +40,7 @@ from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.worker.batch_sources import BatchSource, LeasedSource, OwnSource
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings
 from paceline.run.worker.connection import Dialer, ServerConnection, dialer
+from paceline.run.worker.departure import Departure
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.optimizer import pace
@@ -76,6 +77,7 @@ def join() -> "Run":
     run = WorkerRun(own, dialer if started is None else started.renewing(dialer))
     if started is not None:
         started.watch_end(run.disconnect)
+    run.departure.watch()
     call_at_success(run.leave)
     end_cleanly_at(LoaderEnded)
     # A loader's processes must not keep the connection: its closing tells the server that we died.
@@ -190,6 +192,7 @@ class WorkerRun(Run):
         self._identity = identity
         self._make_dialer = make_dialer
         self._system = system
+        self.departure = Departure(identity, tell_leaving)
         self._server: ServerConnection | None = None
         self._worker: Worker | None = None
 
@@ -202,6 +205,7 @@ class WorkerRun(Run):
         server = self._server = ServerConnection(
             self.worker, training_state.spec, dial, ahead, self._system, self._identity.seat
         )
+        server.check, self.departure.session = self.departure.check, server.session
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
@@ -215,7 +219,7 @@ class WorkerRun(Run):
 
     def leave(self) -> None:
         """Tell the server that the script has ended, if it has joined a run."""
-        if self._worker is not None:
+        if self._worker is not None and not self.departure.has_begun:
             self._worker.leave()
 
     def disconnect(self) -> None:

@@ -28,6 +28,18 @@ signal.pause()
 """
 
 
+FORKS = """
+if (pid := os.fork()) == 0:
+    while True:
+        signal.pause()
+os.kill(pid, signal.SIGTERM)
+_, status = os.waitpid(pid, 0)
+state = "has stopped" if child.has_exited else "runs"
+print(f"ended by signal {-os.waitstatus_to_exitcode(status)}, the server {state}", flush=True)
+child.stop()
+"""
+
+
 @pytest.fixture
 def words(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -76,6 +88,18 @@ def test_signal_ends_the_parent_after_the_child(words, number):
         assert parent.stdout.read() == "prepared\n"
     assert parent.returncode == -number
     assert not is_running(pid)
+
+
+def test_signal_to_a_process_that_the_script_has_forked_stops_nothing(words):
+    """For example the processes of a data loader, which are ended in this way."""
+    source = PARENT.replace("signal.pause()", FORKS)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", source, "vanishes", *words], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        out = parent.stdout.read().splitlines()
+    assert out[1:] == ["ended by signal 15, the server runs"]
+    assert parent.returncode == 0
 
 
 def test_handler_of_the_script_is_kept(words):

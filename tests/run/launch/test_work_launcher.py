@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Workers that are started apart from their server, as users start them; all on this host."""
 
+import select
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_fixtures import SCRIPT
-from failures import LOOP, TRAINING, troubled
+from failures import LOOP, TRAINING, joins_and_leaves, troubled
 from paceline.run.net.server_wait import QUIET_S
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Joined
@@ -159,3 +160,41 @@ def test_ctrl_c_ends_workers_that_wait_for_their_server(started, script):
     lines_until(host.stderr, "waiting for the server")
     host.send_signal(signal.SIGINT)
     assert host.wait() == 128 + signal.SIGINT
+
+
+COMPUTES_LONG = """
+def trouble(run):
+    if run.worker == 1 and run.version == 4 and not was_told("ready"):
+        tell("ready")
+        wait_for("never")
+"""
+
+
+def test_host_that_goes_with_notice_is_no_failure_and_another_takes_its_place(
+    started, script, tmp_path
+):
+    path = script(troubled(COMPUTES_LONG))
+    server = started.serve(path, 2, "--steps", 8, "--min-workers", 2)
+    stays = started.work(path)
+    lines_until(stays.stderr, "starting worker 0 of a run with 2 workers")
+    goes = started.work(path)
+    lines_until(goes.stderr, "starting worker 1 of a run with 2 workers")
+    while not (tmp_path / "ready.word").exists():
+        assert server.poll() is None
+        select.select([], [], [], 0.01)
+    goes.send_signal(signal.SIGTERM)
+    _, err = goes.communicate()
+    assert goes.returncode == 0, err
+    assert err == "paceline  | leaving the run; interrupt again to stop immediately\n"
+    comes = started.work(path)
+    for host, number in ((comes, 1), (stays, 0)):
+        _, err = host.communicate()
+        assert host.returncode == 0, err
+        assert (f"starting worker {number} of a run" in err) == (host is comes)
+    out, err = server.communicate()
+    assert server.returncode == 0, err
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    audit(trace)
+    assert joins_and_leaves(trace, 1)[:3] == ["joined", "with notice", "joined"]
+    assert "Worker 1 left at " in out
+    assert "(with notice) and came back." in out

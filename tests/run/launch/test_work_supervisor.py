@@ -12,7 +12,7 @@ from paceline.run.launch import restarts
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.work_supervisor import LEAVE_S, REPORT_S, WorkSupervisor
-from paceline.run.net.messages import ReserveNumber, WorkerUnavailable
+from paceline.run.net.messages import LeaveRun, ReserveNumber, WorkerUnavailable
 from paceline.run.net.server_wait import LIMIT_S
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
@@ -233,14 +233,34 @@ def test_exit_code_is_that_of_the_only_kind_of_failure():
     assert host.end == 1
 
 
-def test_signal_is_forwarded_and_ends_the_launcher():
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_workers_leave_with_notice_after_a_signal(number, code):
+    """The head knows it at once, also if they are in a long computation."""
     host = HostOfWorkers(2)
     host.begin(0, 1)
-    host.stop(signal.SIGINT)
-    assert host.processes.signals == [("worker 0", signal.SIGINT), ("worker 1", signal.SIGINT)]
-    host.exit(0, -signal.SIGINT)
-    host.exit(1)
-    assert host.end == 128 + signal.SIGINT
+    seats = [who.seat for who in host.processes.started]
+    host.stop(number)
+    told = [one for one in host.head.sent if isinstance(one, LeaveRun)]
+    assert told == [LeaveRun(0, seat=seats[0]), LeaveRun(1, seat=seats[1])]
+    assert host.processes.signals == [("worker 0", signal.SIGTERM), ("worker 1", signal.SIGTERM)]
+    host.exit(0, has_left=True)
+    host.exit(1, -signal.SIGTERM)  # it was still loading its data
+    assert host.end == code
+
+
+def test_worker_that_left_with_notice_is_neither_restarted_nor_reported():
+    """Another host may have a worker with its number."""
+    host = HostOfWorkers(2)
+    host.begin(0, 1)
+    host.exit(1, has_left=True)
+    host.later(60.0)
+    assert host.numbers == [0, 1]
+    assert host.unavailable == []
+    host.exit(0)
+    host.head.report(is_over=True)
+    assert host.end == 0
 
 
 def test_workers_that_do_not_leave_are_killed():

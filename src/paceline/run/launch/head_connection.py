@@ -8,13 +8,14 @@ the same numbers. The monitor decides when; its owner calls it.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.watch_channel import ServerEnd
 from paceline.run.net.address import NobodyListens
-from paceline.run.net.messages import FromServer, NumberReserved, Refused, ReserveNumber
+from paceline.run.net.messages import FromServer, LeaveRun, NumberReserved, Refused, ReserveNumber
 from paceline.run.net.server_wait import ServerWait
 from paceline.run.system import SYSTEM, System
 
@@ -56,7 +57,14 @@ class HeadConnection:
         self.reserved.pop(seat, None)
         request = self._requests[seat] = ReserveNumber(seat, RELEASE, wanted, is_fixed)
         if self._end is not None:
-            self._end.send(request)
+            with suppress(PeerLost):  # the next receive reports it
+                self._end.send(request)
+
+    def leave(self, worker: int, seat: bytes) -> None:
+        """Tell the head that a worker leaves, because its host is about to go."""
+        if self._end is not None:
+            with suppress(PeerLost):  # the next receive reports it
+                self._end.send(LeaveRun(worker, seat=seat))
 
     def progress(self, worker: int) -> int:
         """Return how many gradients of a worker were accepted; it never gets smaller."""

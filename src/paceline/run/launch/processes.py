@@ -56,6 +56,13 @@ class Child:
     is_killed: bool = False  # by the launcher
     is_broken: bool = False  # a segmentation fault ended it while it had read-only parameters
 
+    has_left: bool = False  # because its host was about to go; its script hasn't ended
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether its script ended with exit code 0 the last time; also before it has started."""
+        return self.code == 0 and not self.has_left
+
     @property
     def has_failed(self) -> bool:
         """Whether its script failed or crashed the last time.
@@ -126,12 +133,13 @@ class Processes:
             failure = self._output.drain(child.name)
             child.pid, child.code = None, exited.code
             child.error_code = failure.code if failure and exited.code > 0 else 0
+            child.has_left = exited.code == 0 and self._output.is_leaving(child.name)
             has_parameters = self._output.has_joined(child.name)
             child.is_broken = -exited.code == signal.SIGSEGV and has_parameters
             # A worker that was killed while it crashed wrote only a part of its report.
             shows = not (child.is_broken or child.is_killed)
             report = self._output.take_fault(child.name, shows)
-            child.exit_text = _exit_text(child, failure)
+            child.exit_text = "left with notice" if child.has_left else _exit_text(child, failure)
             if child.is_broken:
                 child.exit_text += self._explain_fault(report)
             # Losing the server is not a failure of the script: the server may be back soon.

@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.outer_launcher import read_announcement
+from paceline.run.launch.own_signals import handle_in_this_process
 
 __all__ = ["ServingChild"]
 
@@ -77,13 +77,10 @@ class ServingChild:
         `prepare` is called first.
         """
 
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            del frame
+        def stop(number: int) -> None:
             signal.signal(number, signal.SIG_DFL)  # a second one ends this process at once
             prepare()
             self.stop()
             os.kill(os.getpid(), number)
 
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, on_signal)
+        handle_in_this_process([signal.SIGTERM, signal.SIGHUP], stop)

@@ -147,7 +147,7 @@ class Supervisor:
 
     @property
     def _have_all_scripts_ended(self) -> bool:
-        have_ended = all(worker.pid is None and worker.code == 0 for worker in self._workers)
+        have_ended = all(worker.pid is None and worker.has_completed for worker in self._workers)
         return self._have_workers_started and have_ended and bool(self._workers)
 
     def _start_workers(self) -> None:
@@ -173,7 +173,9 @@ class Supervisor:
 
     def _on_worker_exited(self, worker: Child) -> None:
         assert worker.who.worker is not None
-        if worker.code == 0:
+        if worker.has_left:
+            self._mark_unavailable(worker, worker.exit_text)
+        elif worker.code == 0:
             self._unavailable.add_completed(worker.who.worker)
             self._report_unavailable()  # if it is worker 0, the run ends
         elif worker.is_killed:
@@ -381,7 +383,7 @@ class Supervisor:
         signals = self._signals.count  # one that comes later finds the run ended
         end, server = self._monitor.end, self._server
         is_complete = self._monitor.is_finished and server is not None and server.code <= 0
-        is_first_lost = bool(self._workers and self._workers[0].code)
+        is_first_lost = bool(self._workers and not self._workers[0].has_completed)
         if end is not None and is_complete and not is_first_lost:
             mark_finished(run_dir, end.version, self._disk)
         if signals:

@@ -9,6 +9,7 @@ The supervisor never waits. Its owner calls `step` when something has happened, 
 """
 
 import secrets
+import signal
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -127,8 +128,8 @@ class WorkSupervisor:
         self._processes.kill()
 
     def exit_code(self) -> int:
-        """Return the exit code of the launcher."""
-        if self._signals.count:
+        """Return the exit code of the launcher; a host that goes with notice is no failure."""
+        if self._signals.count and self._signals.last != signal.SIGTERM:
             return 128 + self._signals.last
         failed = {seat.code for seat in self._seats if seat.code}
         [code] = failed if len(failed) == 1 else [PacelineError.exit_code if failed else 0]
@@ -188,7 +189,8 @@ class WorkSupervisor:
             is_lost = number == 0 and not self._signals.count  # what only it does isn't done
             seat.code = PacelineError.exit_code if is_lost else 0
         elif child.code == 0:
-            self._unavailable.add_completed(number)
+            if not child.has_left:  # otherwise, another host may have a worker with its number
+                self._unavailable.add_completed(number)
             seat.code = 0
         elif child.error_code == ProtocolError.exit_code and self._who.worker is None:
             # Another worker may have its number: then it gets another one, and is started again.
@@ -252,11 +254,18 @@ class WorkSupervisor:
         if is_first and self._signals.count == 1:
             if self._processes:
                 self._say("leaving the run; interrupt again to stop immediately")
-            for child in self._children:
-                self._processes.signal(child, self._signals.last)
+            for seat in self._seats:
+                if seat.child is not None and seat.code is None:
+                    self._leave(seat, seat.child)
             self._kill_at = self._now() + LEAVE_S
         else:
             self._kill_at = 0.0
+
+    def _leave(self, seat: _Seat, child: Child) -> None:
+        """Let a worker leave: nobody waits for it any more, even if it is in a long computation."""
+        assert child.who.worker is not None
+        self._link.leave(child.who.worker, seat.name)
+        self._processes.signal(child, signal.SIGTERM)
 
     def _end_idle(self, code: int) -> None:
         """Start none of the workers that aren't running."""

@@ -57,7 +57,13 @@ from paceline.run.net.connection_messages import (
     SlotShared,
     StopPayload,
 )
-from paceline.run.net.number_messages import NumberReserved, ReserveNumber, Seat, WorkerNumber
+from paceline.run.net.number_messages import (
+    LeaveRun,
+    NumberReserved,
+    ReserveNumber,
+    Seat,
+    WorkerNumber,
+)
 from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
 from paceline.run.settings import WireFormat
 from paceline.run.tensors.state_spec import (
@@ -89,6 +95,7 @@ __all__ = [
     "Join",
     "LeaseReply",
     "LeaseRequest",
+    "LeaveRun",
     "NumberReserved",
     "PositionReport",
     "PositionRequest",
@@ -246,7 +253,7 @@ class StateUpload(Message, tag=13, frozen=True):
 
 
 class StateReply(Message, tag=14, frozen=True):
-    """Answer a StateRequest, a StateUpload or a StopRun."""
+    """Answer a StateRequest, a StateUpload, a StopRun or a LeaveRun."""
 
     tree_bytes: Count  # size of the state that comes with it; 0: only a StateRequest gets one
     data_bytes: Count = 0  # size of its tensors in the payload; 0: memory is shared
@@ -346,6 +353,7 @@ FromWorker = (
     | LeaseRequest
     | BatchesReturned
     | ReserveNumber
+    | LeaveRun
     | FromOtherServer
 )
 FromServer = (

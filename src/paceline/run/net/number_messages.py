@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The messages about the numbers of workers that are started on other hosts.
+"""The messages about workers on other hosts: which numbers they get, and that they will leave.
 
 Theory of operation
     launcher of workers                   server
@@ -9,6 +9,13 @@ Theory of operation
     A seat is a place for one worker at a launcher, across all restarts of the worker. The number of
     a seat stays reserved while the connection is open. The worker joins with its number and seat. A
     launcher that connects again, also to a restarted server, asks for the same numbers again.
+
+    worker or its launcher                server
+    LeaveRun(worker)                ->                                 over a connection of its own
+                                    <-    StateReply                   the worker has left the run
+
+    A worker that is told that its host will go can't use its own connection: it may be in the
+    middle of a message, or of a long computation.
 """
 
 from typing import Annotated
@@ -18,7 +25,7 @@ import msgspec
 from paceline.run.net.connection_messages import Message, Session
 from paceline.run.tensors.state_spec import Count, Name
 
-__all__ = ["NumberReserved", "ReserveNumber", "Seat", "WorkerNumber"]
+__all__ = ["LeaveRun", "NumberReserved", "ReserveNumber", "Seat", "WorkerNumber"]
 
 WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
 
@@ -43,3 +50,11 @@ class NumberReserved(Message, tag=61, frozen=True):
     workers: Count  # that the run was started with
     seed: Count  # of the run
     grace_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # for workers, after the last update
+
+
+class LeaveRun(Message, tag=62, frozen=True):
+    """Take a worker out of the run, because its host is about to go; answered by a StateReply."""
+
+    worker: WorkerNumber
+    session: Session = b""  # of its process; or
+    seat: Seat = b""  # at its launcher

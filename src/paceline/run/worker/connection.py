@@ -85,7 +85,10 @@ class ServerConnection:
         self.ahead = ahead
         self.system = system
         self._worker = worker
-        self._session = secrets.token_bytes(16)
+        self.session = secrets.token_bytes(16)
+        """Identifies this process at the server."""
+        self.check: Callable[[], None] = lambda: None
+        """Called before each attempt to connect; may raise."""
         self._seat = seat
         self._spec = spec
         self._dial = dial
@@ -103,6 +106,7 @@ class ServerConnection:
         wait = ServerWait("the server", _say, self.system.monotonic)
         self.close()
         while True:
+            self.check()
             try:
                 self.end, self._has_end = self._dial(), True
                 return self._join()
@@ -113,7 +117,7 @@ class ServerConnection:
 
     def _join(self) -> tuple[messages.Welcome, OpenedSlot]:
         join = messages.Join(
-            self._worker, RELEASE, self._spec, self.ahead, self._session, self._seat
+            self._worker, RELEASE, self._spec, self.ahead, self.session, self._seat
         )
         self.end.send(join)
         answer = self.end.receive()
