@@ -7,7 +7,9 @@ import signal
 import pytest
 import torch
 
+from descendants import wait_until_gone
 from failures import HELPERS, LOOP, TRAINING, troubled
+from paceline.trace.schema import WITH_NOTICE, Left
 from torchrun_runs import HELPERS_WITHOUT_ROLE, QUIET, RESUMABLE, TorchrunJob, held, same, take_pids
 
 
@@ -151,3 +153,16 @@ def test_loop_that_ignores_the_end_is_ended_with_exit_code_0(script, job, tmp_pa
     torchrun = job("--steps 5")
     assert torchrun.run("--nproc-per-node", 2, script(source), tmp_path) == 0, torchrun.err
     assert len(list(torchrun.trace().updates())) == 5
+
+
+def test_sigterm_to_one_worker_makes_it_leave_and_the_run_goes_on(script, job, tmp_path):
+    torchrun = job("--steps 12")
+    torchrun.start("--nproc-per-node", 2, script(held()), tmp_path)
+    leaving = take_pids(torchrun)[1]
+    os.kill(leaving, signal.SIGTERM)
+    wait_until_gone(leaving)
+    (tmp_path / "go.word").touch()
+    assert torchrun.wait() == 0, torchrun.err
+    assert "continuing" not in torchrun.err
+    left = [record for record in torchrun.trace().records if isinstance(record, Left)]
+    assert [record.reason for record in left if record.worker == 1] == [WITH_NOTICE]
