@@ -58,10 +58,12 @@ from paceline.run.net.connection_messages import (
     StopPayload,
 )
 from paceline.run.net.number_messages import (
+    AboutHosts,
     LeaveRun,
     NumberReserved,
     ReserveNumber,
     Seat,
+    ToHosts,
     WorkerNumber,
 )
 from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
@@ -352,8 +354,7 @@ FromWorker = (
     | ScriptEnded
     | LeaseRequest
     | BatchesReturned
-    | ReserveNumber
-    | LeaveRun
+    | AboutHosts
     | FromOtherServer
 )
 FromServer = (
@@ -372,7 +373,7 @@ FromServer = (
     | SendPayload
     | StopPayload
     | DataAttached
-    | NumberReserved
+    | ToHosts
     | ToOtherServer
 )
 

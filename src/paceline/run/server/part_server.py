@@ -264,9 +264,9 @@ class PartSession:
             told.OpenPeer: self._on_open,
             told.ClosePeer: self._on_close,
             told.PublishPart: self._on_publish,
-            told.StopPart: lambda m: self._workers[m.peer].peer.stop(m.payload),
+            told.StopPart: self._on_stop,
             told.ExpectPart: self._on_expect,
-            told.SkipPart: lambda m: self._workers[m.peer].peer.skip(m.payload),
+            told.SkipPart: self._on_skip_part,
         }
 
     def _on_open(self, message: told.OpenPeer) -> None:
@@ -292,6 +292,20 @@ class PartSession:
         spans = spans_of_version(views, message.optimizer, may_round=not message.is_last)
         if spans:
             self._workers[message.peer].peer.send(message.payload, spans)
+
+    def _on_stop(self, message: told.StopPart) -> None:
+        self._workers[message.peer].peer.stop(message.payload)
+        self._report_moved(message.peer)
+
+    def _on_skip_part(self, message: told.SkipPart) -> None:
+        self._workers[message.peer].peer.skip(message.payload)
+        self._report_moved(message.peer)
+
+    def _report_moved(self, number: int) -> None:
+        """Tell the head what was moved for a turn of which nothing more will arrive."""
+        moved = self._workers[number].peer.take_moved()
+        if any(moved):
+            self._head.send(told.PartMoved(number, *moved))
 
     def _on_expect(self, message: told.ExpectPart) -> None:
         worker = self._workers[message.peer]
