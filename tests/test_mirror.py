@@ -18,6 +18,7 @@ ABOUT_THE_PROJECT = {
     "test_docs_clusters.py",
     "test_docs_figures.py",
     "test_docs_lab.py",
+    "test_docs_launchers.py",
     "test_docs_pilots.py",
     "test_docs_results.py",
     "test_docs_scale.py",

@@ -16,6 +16,7 @@ from paceline.errors import SpecError
 from paceline.latency import parse_latency
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher, Reachable
+from paceline.run.launch.outer_launcher import is_announced
 from paceline.run.launch.run_folder import finished_at, new_run_dir
 from paceline.run.launch.screen import ignoring_closed_stream
 from paceline.run.settings import Settings
@@ -225,6 +226,7 @@ def _run(
         _warn_about_unused_wire(settings)
     weights_before, trace = _weights(run_dir), run_dir / "trace.jsonl"
     size_before = _size(trace)
+    to_continue = _to_continue(run_dir, reachable)
     with ForkServer(Path(settings.script)) as forkserver:
         first_line = _first_line(settings, run_dir, is_resumed)
         code = launch(settings, run_dir, forkserver, load, first_line, reachable)
@@ -233,8 +235,16 @@ def _run(
             load("end_of_run").print_report(trace)
             sys.stdout.flush()
     with ignoring_closed_stream(sys.stderr):
-        _print_files(run_dir, _weights(run_dir) - weights_before)
+        _print_files(run_dir, _weights(run_dir) - weights_before, to_continue)
     return code
+
+
+def _to_continue(run_dir: Path, reachable: Reachable | None) -> str:
+    """Return the command that continues the run in this folder."""
+    words = f"--resume {quote(str(run_dir))}"
+    if is_announced():
+        return f"PACELINE_OPTIONS={quote(words)} torchrun ..."
+    return f"paceline {'run' if reachable is None else 'serve'} {words}"
 
 
 def _size(path: Path) -> int | None:
@@ -251,7 +261,7 @@ def launch(
     reachable: Reachable | None = None,
 ) -> int:
     """Run to the end, with a live panel on a terminal; return the exit code."""
-    is_live = sys.stderr.isatty()
+    is_live = sys.stderr.isatty() and not is_announced()  # other processes write there, too
     settings = msgspec.structs.replace(settings, progress=not is_live)
     launcher = Launcher(settings, run_dir, forkserver, reachable)
     forkserver.start()  # it imports torch while we import the panel
@@ -306,7 +316,7 @@ def _is_over(run_dir: Path, options: RunOptions) -> bool:
     return True
 
 
-def _print_files(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
+def _print_files(run_dir: Path, written: set[tuple[Path, int, int]], to_continue: str) -> None:
     """Print where the results are, and how to continue a run that did not finish."""
     trace, weights = run_dir / "trace.jsonl", sorted(path for path, *_ in written)
     if trace.exists():  # a run that failed before it started has none
@@ -314,4 +324,4 @@ def _print_files(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
     if weights:
         print(f"Weights: {', '.join(map(str, weights))}", file=sys.stderr)
     if finished_at(run_dir) is None and _has_checkpoint(run_dir):
-        print(f"Continue with: paceline run --resume {quote(str(run_dir))}", file=sys.stderr)
+        print(f"Continue with: {to_continue}", file=sys.stderr)

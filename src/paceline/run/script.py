@@ -9,7 +9,6 @@ with plain `python`, trains alone as a run of one worker.
 """
 
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_join
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
+from paceline.run.launch.torchrun import join_torchrun
 from paceline.run.prepare_arguments import Prepared
 from paceline.run.saving import make_saves_atomic
 from paceline.run.server.assembly import LocalHost, TrainedObjects, serve_run
@@ -48,6 +48,7 @@ from paceline.run.worker.optimizer import pace
 from paceline.run.worker.pass_iterator import LoaderEnded
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import ahead_of, count_samples, order_of, with_shared_order
+from paceline.run.worker.seeds import seed_apart
 from paceline.run.worker.worker import Worker
 
 __all__ = ["Run", "join"]
@@ -63,6 +64,9 @@ def join() -> "Run":
     A script that was started by hand becomes a run of one worker.
     """
     own = identity_from_environment()
+    started = join_torchrun() if own is None else None
+    if started is not None:
+        own = started.identity
     if own is None:
         return Alone()
     if (count := threads()) is not None:
@@ -71,7 +75,9 @@ def join() -> "Run":
     make_saves_atomic(own)
     if own.worker is None:
         return ServerRun(own)
-    run = WorkerRun(own)
+    run = WorkerRun(own, dialer if started is None else started.renewing(dialer))
+    if started is not None:
+        started.watch_end(run.disconnect)
     run.departure.watch()
     call_at_success(run.leave)
     end_cleanly_at(LoaderEnded)
@@ -206,7 +212,7 @@ class WorkerRun(Run):
             pace(optimizer, number, worker)
         guard_loading(prepared.models, self._before_loading)
         if self.worker and not worker.welcome.position:
-            _seed_apart(self.worker)
+            seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         tell_joining()
         worker.begin()
@@ -333,18 +339,6 @@ class WorkerRun(Run):
                 parameter.data = data
             if self._joined.is_over and not was_over:
                 self._replica.load_again()
-
-
-def _seed_apart(worker: int) -> None:
-    """Give each worker different random numbers, although the script seeds all processes alike.
-
-    Otherwise dropout and random augmentation would be the same in every worker.
-    """
-    torch.manual_seed(torch.initial_seed() + worker)
-    random.seed(f"{random.getrandbits(64)} {worker}")
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"]
-        numpy.random.seed((int(numpy.random.randint(2**31)) + worker) % 2**32)
 
 
 class ServerRun(Run):

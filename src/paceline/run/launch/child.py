@@ -37,10 +37,13 @@ __all__ = [
     "ChildPipes",
     "Task",
     "call_at_success",
+    "clean_end",
     "decode_failure",
     "encode_failure",
     "end_cleanly_at",
+    "failure_text",
     "main",
+    "succeed",
     "tell_joining",
     "tell_leaving",
 ]
@@ -134,13 +137,13 @@ def _execute(task: Task, failure: int) -> int:
     except SystemExit as exit_:
         return _code_of(exit_)
     except BaseException as error:
-        if (end := _clean_end(error)) is not None:
+        if (end := clean_end(error)) is not None:
             print(end, file=sys.stderr, flush=True)
             return 0
         sys.stdout.flush()
         code = error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
         with open(failure, "wb", closefd=False) as pipe:  # the fault handler still needs it
-            pipe.write(encode_failure(_text_of(error, task.script), code))
+            pipe.write(encode_failure(failure_text(error, task.script), code))
         return code
     return 0
 
@@ -159,7 +162,7 @@ def decode_failure(data: bytes) -> tuple[str, int]:
     return text.decode(errors="replace"), int(code)
 
 
-def _clean_end(error: BaseException) -> BaseException | None:
+def clean_end(error: BaseException) -> BaseException | None:
     """Return the exception behind this one that ends a script as if it had reached its end."""
     # Python replaces a StopIteration that leaves a generator.
     cause = error.__cause__ if isinstance(error, RuntimeError) else error
@@ -186,8 +189,7 @@ def _exit(code: int) -> NoReturn:
             with suppress(OSError, ValueError):  # the pipe is closed, or the script closed it
                 stream.flush()
         if code == 0:
-            for call in _at_success:
-                call()
+            succeed()
     finally:
         os._exit(code)
 
@@ -218,7 +220,13 @@ def call_at_success(call: Callable[[], None]) -> None:
     _at_success.append(call)
 
 
-def _text_of(error: BaseException, script: str) -> str:
+def succeed() -> None:
+    """Make the calls that are due when the script has ended with exit code 0."""
+    for call in _at_success:
+        call()
+
+
+def failure_text(error: BaseException, script: str) -> str:
     """Return the traceback without our own frames; for a PacelineError, only its message."""
     shown = traceback.TracebackException.from_exception(error)
     if isinstance(error, PacelineError) and not isinstance(error, InternalError):

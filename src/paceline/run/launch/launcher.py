@@ -19,6 +19,7 @@ from paceline.run.launch.awake_clock import with_awake_clock
 from paceline.run.launch.event_loop import EventLoop
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.monitor import RunMonitor
+from paceline.run.launch.outer_launcher import announce
 from paceline.run.launch.output import Output
 from paceline.run.launch.processes import Processes
 from paceline.run.launch.run_folder import (
@@ -81,7 +82,7 @@ class Launcher:
         with ExitStack() as stack:
             stack.callback(shown.close)
             stack.enter_context(lock(self._run_dir))
-            if first_line:
+            if first_line and self._reachable is None:
                 shown.line(first_line, sys.stderr)
             stack.callback(discard_pending_spec, self._run_dir)
             stack.enter_context(self._signals)
@@ -96,7 +97,9 @@ class Launcher:
             token_file = self._reachable.token_file if self._reachable else None
             server = write_run_files(self._run_dir, self._settings, address, token_file)
             if self._reachable:
-                output.say(f"listening at {address.removeprefix('tcp:')}")
+                where = f"listening at {address.removeprefix('tcp:')}"
+                shown.line(f"{first_line}; {where}" if first_line else where, sys.stderr)
+                announce(server)
             processes = Processes(self._forkserver, output, self._settings, listening)
             monitor = RunMonitor(dialer(server, selector), self._system)
             stack.callback(monitor.close)
