@@ -17,7 +17,7 @@ from paceline.core.policies.backup import Backup
 from paceline.core.policies.sync import Sync
 from paceline.core.policy import Policy
 
-__all__ = ["Forecast", "can_update", "judge"]
+__all__ = ["Forecast", "can_update", "judge", "room_for"]
 
 
 def judge(policy: Policy, ledger: Ledger, work: Work) -> Fate:
@@ -36,6 +36,18 @@ def can_update(policy: Policy, ledger: Ledger) -> bool:
     return policy.is_due(ledger)
 
 
+def room_for(policy: Policy, ledger: Ledger) -> int | None:
+    """Return for how many more gradients the next update has room; None: not only that decides.
+
+    It is known under `sync` and `backup`, by exact type: a subclass may answer differently. If a
+    worker was excused, the update may be made before its second try, so the order of arrivals
+    matters too.
+    """
+    if type(policy) not in (Sync, Backup) or ledger.next_tally.excused:
+        return None
+    return policy.needed(ledger) - len(ledger.next_tally.contributions)
+
+
 class Forecast:
     """What would count if certain gradients arrived first.
 
@@ -48,11 +60,7 @@ class Forecast:
         self._ledger = ledger  # of the decider, until something is supposed in a copy
         self._tallies = ledger.tallies  # of the decider
         self._ahead = [*ahead]  # supposed to arrive, not considered yet
-        self._room: int | None = None  # for how many more, if nothing else decides
-        # By exact type: a subclass may answer differently. If a worker was excused, the update
-        # may be made before its second try, so the order of arrivals matters too.
-        if type(policy) in (Sync, Backup) and not ledger.next_tally.excused:
-            self._room = policy.needed(ledger) - len(ledger.next_tally.contributions)
+        self._room = room_for(policy, ledger)
 
     def suppose_arrival(self, worker: int) -> None:
         """Suppose that the gradient of this worker arrives next, and is finite."""
@@ -67,6 +75,13 @@ class Forecast:
             self._room -= sum(map(self._counts, self._ahead))
             self._ahead.clear()
         return (self._room is None or self._room > 0) and self._counts(worker)
+
+    def destination(self, worker: int) -> int | None:
+        """Return the update that this worker's gradient would count for; None: it wouldn't."""
+        if not self.accepts(worker):
+            return None
+        work = self._ledger.members[worker].work
+        return None if work is None else self._ledger.destination(work)
 
     def _counts(self, worker: int) -> bool:
         member = self._ledger.members.get(worker)

@@ -5,7 +5,7 @@ Theory of operation
     worker                                server
     Hello(nonce)                    ->
                                     <-    Challenge(nonce, proof)      both prove that they know the
-    Proof(proof)                    ->                                 token, which is never sent
+    Proof(proof, kind)              ->                                 token, which is never sent
     Join(worker, spec)              ->
                                     <-    Welcome, or Refused(reason)
                                     <-    Assignment(turn, version)    compute at this version
@@ -48,6 +48,7 @@ from paceline.run.net.connection_messages import (
     Challenge,
     DataAttached,
     Hello,
+    Kind,
     Message,
     Proof,
     Refused,
@@ -56,6 +57,7 @@ from paceline.run.net.connection_messages import (
     SlotShared,
     StopPayload,
 )
+from paceline.run.net.host_messages import FromHost, ToHost
 from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
 from paceline.run.settings import WireFormat
 from paceline.run.tensors.state_spec import (
@@ -85,6 +87,7 @@ __all__ = [
     "GradientReport",
     "Hello",
     "Join",
+    "Kind",
     "LeaseReply",
     "LeaseRequest",
     "PositionReport",
@@ -110,7 +113,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
@@ -342,6 +345,7 @@ FromWorker = (
     | LeaseRequest
     | BatchesReturned
     | FromOtherServer
+    | FromHost
 )
 FromServer = (
     Challenge
@@ -360,6 +364,7 @@ FromServer = (
     | StopPayload
     | DataAttached
     | ToOtherServer
+    | ToHost
 )
 
 

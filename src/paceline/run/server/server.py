@@ -31,12 +31,15 @@ from paceline.core.events import (
 )
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
+from paceline.run.net.host_messages import JoinAsHost
 from paceline.run.net.server_messages import JoinAsServer
 from paceline.run.net.transport import Connections, PeerEnd
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
+from paceline.run.server.early_joins import EarlyJoins
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
+from paceline.run.server.hosts import Hosts
 from paceline.run.server.leasing import Leasing, epoch_shares
 from paceline.run.server.other_servers import OtherServers, ServerLost
 from paceline.run.server.progress import Progress
@@ -86,7 +89,7 @@ class Server:
         self._recorder = recorder
         self._checkpointer = checkpointer
         self._others = OtherServers.none(shard.whole)
-        self._early_joins: list[tuple[PeerEnd, messages.Join]] = []  # before all servers were here
+        self._early_joins = EarlyJoins(lambda: self._others)
         self._roster = Roster(settings, shard.whole.spec, epoch_shares(decider))
         self._watchers = Watchers(decider.ledger, recorder.reached)
         self._waiting_for = WaitingFor(decider, recorder)
@@ -107,7 +110,7 @@ class Server:
         )
         self._run_end = RunEnd(parts, recorder, self._watchers)
         self._executor = Executor(parts, recorder.began, recorder.updated)
-        self._transfers = Transfers(decider, self._roster)
+        self._transfers = Transfers(decider, self._roster, shard.release_slot)
         self._end: Ended | None = None
         self._leave_at = inf  # then the run doesn't wait for workers any more
         self._has_idle_work = False
@@ -125,11 +128,13 @@ class Server:
         states = StateRequests(parts.decider, parts.shard, parts.roster, executor)
         script_settings = executor.script_settings
         reports = Reports(parts, script_settings, self._transfers, self._handle, self._rejoin)
-        return {**ends.handlers, **leasing.handlers, **states.handlers, **reports.handlers}
+        self._hosts = Hosts(parts, self._transfers, reports, self._take)
+        hosts = {JoinAsHost: self._early_joins.delayed(self._hosts.join), **self._hosts.handlers}
+        return {**ends.handlers, **leasing.handlers, **states.handlers, **reports.handlers, **hosts}
 
     def _own_handlers(self) -> dict[type, Callable[[PeerEnd, Any], None]]:
         return {
-            messages.Join: self._on_join,
+            messages.Join: self._early_joins.delayed(self._on_join),
             JoinAsServer: self._on_join_as_server,
             messages.PositionReport: self._on_position_report,
             messages.Watch: self._watchers.add,
@@ -253,6 +258,7 @@ class Server:
             raise self._others.lost(number, reason)
         self._connections.close(end, tell_it)
         self._watchers.remove(end)
+        self._hosts.lost(end, reason)
         peer = self._roster.find(end)
         if peer is not None:
             self._roster.remove(peer)
@@ -284,14 +290,10 @@ class Server:
         self._others.admit(end, message)
         if not self._others.missing:
             self._shard.send_parts()
-            early, self._early_joins = self._early_joins, []
-            for worker, join in early:
-                self._take(worker, [join])
+            for early, join in self._early_joins.take():
+                self._take(early, [join])
 
     def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
-        if self._others.missing:
-            self._early_joins.append((end, message))
-            return
         earlier = self._roster.get(message.worker)
         if earlier is not None and earlier.end is not end:
             if self._roster.is_same_process(earlier, message):
@@ -300,6 +302,7 @@ class Server:
                 self._receive(earlier.end)  # its process may have died, which isn't known yet
         position = self._checkpointer.position_of(message.worker)
         peer = self._roster.admit(end, message, self._checkpointer.is_on, position)
+        self._transfers.joined(peer)
         had_ended = self._end is not None  # workers that were here at the end were told
         self._handle(WorkerJoined(self._clock.now(), peer.worker))
         if had_ended:
