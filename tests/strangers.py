@@ -92,10 +92,12 @@ class RawPeer:
 
     # -------------------------------------------------------------- being a worker, by the rules
 
-    def join(self, worker: int, spec: StateSpec, ahead: tuple[int, ...] = ()) -> "RawPeer":
+    def join(
+        self, worker: int, spec: StateSpec, ahead: tuple[int, ...] = (), **fields: bytes
+    ) -> "RawPeer":
         """Join as this worker, which wants to hold batches; its slot is in `slot`."""
         self._end = self._open_end(spec)
-        self.send(messages.Join(worker, RELEASE, spec, ahead))
+        self.send(messages.Join(worker, RELEASE, spec, ahead, **fields))
         assert isinstance(self._end.receive(), messages.Welcome)
         self.slot = self._end.open_slot().slot
         return self

@@ -52,6 +52,7 @@ RUN_MAY_IMPORT = {
         "launch.environment",
         "launch.run_folder",
     },
+    "agent": {"launch.environment", "server"},
     "prepare_arguments": set(),
     "step_hooks": set(),
     "saving": {"launch.environment"},

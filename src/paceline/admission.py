@@ -38,7 +38,7 @@ Rules for this module
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -68,8 +68,17 @@ class _Transfer:
 class AdmissionQueue:
     """Decides which of the workers that announced a gradient may send it."""
 
-    def __init__(self, decider: Decider, servers: int = 1, transfers: int = TRANSFERS) -> None:
-        """`transfers`: how many hold a place at a time, for each server and for each host."""
+    def __init__(
+        self,
+        decider: Decider,
+        servers: int = 1,
+        transfers: int = TRANSFERS,
+        pool_of: Callable[[int], Collection[int]] = lambda _: (),
+    ) -> None:
+        """`transfers`: how many hold a place at a time, for each server and for each host.
+
+        `pool_of`: returns all workers in the pool of a worker; none if it has no pool.
+        """
         if servers < 1 or transfers < 1:
             raise InternalError(
                 f"{transfers} transfers at a time to {servers} servers make no sense"
@@ -77,14 +86,13 @@ class AdmissionQueue:
         self._decider = decider
         self.servers = servers
         self._transfers = transfers
+        self._pool_of = pool_of
         self._hosts: dict[int, str] = {}  # of those that wait or hold a place
         # Ordered sets. In a plain dict, finding the first entry takes longer with each one that was
         # removed before it.
         self._waiting: OrderedDict[int, None] = OrderedDict()  # announced, not admitted
         self._placed: OrderedDict[_Transfer, None] = OrderedDict()  # holding a place, oldest first
         self._under_way: dict[int, _Transfer] = {}  # by worker
-        self._pool_of: dict[int, str] = {}
-        self._pools: dict[str, set[int]] = {}  # their workers
         self._kinds: dict[int, int] = {}  # of announced gradients; only like ones are added up
         self._slow: set[int] = set()  # workers whose last transfer took too long for a place
         self._took_s: deque[float] = deque(maxlen=RECENT)
@@ -106,19 +114,6 @@ class AdmissionQueue:
     def together_with(self, worker: int) -> tuple[int, ...]:
         """Return the workers whose gradients travel with this one's, which was admitted."""
         return self._under_way[worker].workers
-
-    def join_pool(self, worker: int, host: str) -> None:
-        """Record that the gradients of this worker are added up with others of its host."""
-        self._pool_of[worker] = host
-        self._pools.setdefault(host, set()).add(worker)
-
-    def leave_pool(self, worker: int) -> None:
-        """Record that this worker is gone."""
-        pool = self._pool_of.pop(worker, None)
-        if pool is not None:
-            self._pools[pool].discard(worker)
-            if not self._pools[pool]:
-                del self._pools[pool]
 
     def announce(self, worker: int, host: str = "", kind: int = 0) -> None:
         """Record that the worker has computed its gradient and waits to send it.
@@ -184,7 +179,8 @@ class AdmissionQueue:
             is_full = self._is_full or (host != "" and taken[host] >= self._transfers)
             if (takes_place and is_full) or not forecast.accepts(worker):
                 continue
-            workers = self._sum_with(worker) if worker in self._pool_of else (worker,)
+            pool = self._pool_of(worker)
+            workers = self._sum_with(worker, pool) if pool else (worker,)
             if not workers:
                 continue
             transfer = _Transfer(workers, host, now)
@@ -203,13 +199,11 @@ class AdmissionQueue:
 
     # ------------------------------------------------------------------------------------- pools
 
-    def _sum_with(self, worker: int) -> tuple[int, ...]:
+    def _sum_with(self, worker: int, pool: Collection[int]) -> tuple[int, ...]:
         """Return the workers whose gradients travel in a sum with this one's; none: it waits."""
-        pool = self._pool_of[worker]
-        own = self._pools[pool]
-        if any(other in self._under_way for other in own) or not self._is_complete(own):
+        if any(other in self._under_way for other in pool) or not self._is_complete(pool):
             return ()
-        alike = [other for other in self._waiting if other in own]
+        alike = [other for other in self._waiting if other in pool]
         alike = [other for other in alike if self._kinds[other] == self._kinds[worker]]
         return self._of_one_update(alike[alike.index(worker) :], self.placed)
 

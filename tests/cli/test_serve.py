@@ -127,6 +127,7 @@ def test_server_that_does_not_belong_to_the_run_is_refused_with_a_line(script, t
     other = tmp_path / "other.py"
     other.write_text(path.read_text().replace("8", "9"))
     (tmp_path / "wrong").write_text("0" * 64)
+    (tmp_path / "wrong").chmod(0o600)
     words = ("-w", 1, "--steps", 5, "--servers", 2, "--token-file", "token")
     head = start(tmp_path, "serve", *words, "--out", "run", path, tmp_path)
     address = address_of(head)

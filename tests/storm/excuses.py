@@ -26,7 +26,7 @@ LOST_SERVER = re.compile(rf"server( \d+)?#\d+ exits with (-|{SERVER_LOST})")
 
 NO_CHECKPOINT = "there is no checkpoint: starting from the beginning"
 
-WORKER_FAULTS = ("kill worker", "freeze worker", "cut worker")
+WORKER_FAULTS = ("kill worker", "freeze worker", "cut worker", "notice worker")
 INTERRUPTIONS = ("terminate", "terminate twice", "kill launcher", "lose power")
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
-from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_joining
+from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_joining, tell_leaving
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
@@ -40,6 +40,7 @@ from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.worker.batch_sources import BatchSource, LeasedSource, OwnSource
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings
 from paceline.run.worker.connection import Dialer, ServerConnection, dialer
+from paceline.run.worker.departure import Departure
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.optimizer import pace
@@ -70,6 +71,7 @@ def join() -> "Run":
     if own.worker is None:
         return ServerRun(own)
     run = WorkerRun(own)
+    run.departure.watch()
     call_at_success(run.leave)
     end_cleanly_at(LoaderEnded)
     # A loader's processes must not keep the connection: its closing tells the server that we died.
@@ -184,6 +186,7 @@ class WorkerRun(Run):
         self._identity = identity
         self._make_dialer = make_dialer
         self._system = system
+        self.departure = Departure(identity, tell_leaving)
         self._server: ServerConnection | None = None
         self._worker: Worker | None = None
 
@@ -194,8 +197,9 @@ class WorkerRun(Run):
         dial = self._make_dialer(self._identity, training_state.spec)
         ahead = tuple([ahead_of(loader) for loader in prepared.loaders])
         server = self._server = ServerConnection(
-            self.worker, training_state.spec, dial, ahead, self._system
+            self.worker, training_state.spec, dial, ahead, self._system, self._identity.seat
         )
+        server.check, self.departure.session = self.departure.check, server.session
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
@@ -209,7 +213,7 @@ class WorkerRun(Run):
 
     def leave(self) -> None:
         """Tell the server that the script has ended, if it has joined a run."""
-        if self._worker is not None:
+        if self._worker is not None and not self.departure.has_begun:
             self._worker.leave()
 
     def disconnect(self) -> None:
@@ -267,7 +271,7 @@ class WorkerRun(Run):
     def workers(self) -> int:  # type: ignore[override] # scripts only read it
         """How many workers the run was started with."""
         if self._worker is None:  # a script may divide its data before it calls prepare
-            return settings_of(self._identity.run_dir).spec.workers
+            return _workers_of(self._identity)
         return self._worker.welcome.workers
 
     @property
@@ -330,6 +334,11 @@ class WorkerRun(Run):
                 self._replica.load_again()
 
 
+def _workers_of(who: Identity) -> int:
+    """Return how many workers the run of this process was started with."""
+    return settings_of(who.run_dir).spec.workers if who.workers is None else who.workers
+
+
 def _seed_apart(worker: int) -> None:
     """Give each worker different random numbers, although the script seeds all processes alike.
 
@@ -354,7 +363,7 @@ class ServerRun(Run):
     @property
     def workers(self) -> int:  # type: ignore[override] # read only, as in a worker
         """How many workers the run was started with."""
-        return settings_of(self._identity.run_dir).spec.workers
+        return _workers_of(self._identity)
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()

@@ -89,7 +89,7 @@ def test_version_travels_to_a_host_once_and_so_does_a_sum(group_of):
     for member in members:
         member.announce(1.0)
     take_turns(*members)
-    moved = [record for record in group.trace().gradients()]
+    moved = list(group.trace().gradients())
     model = 260 * 4
     assert model <= sum(record.pushed_bytes for record in moved) < 1.2 * model
     assert model <= peer.take_moved().to_worker + sum(r.pulled_bytes for r in moved) < 2.3 * model
@@ -221,7 +221,7 @@ def test_sum_that_overflows_is_nobodys_fault(group_of, capsys):
 
 
 def test_sum_of_which_a_part_is_late_is_asked_for_again(group_of):
-    """Two of the host's gradients are on their way when a third worker of another host is faster."""
+    """Two gradients of the host are on their way when a worker of another host is faster."""
     group, one = group_of("backup:1", workers=3, agents=1)
     a, b = join_hosted(group, one, 0, 1)
     [c] = group.join(2)

@@ -61,7 +61,7 @@ def test_workers_wait_until_all_servers_are_there(group_of):
     member = Member(group, 0)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(member.join)
-        while not group.server._early_joins:
+        while not group.server._joining.early:
             group.step_head()
         assert not joining.done()
         group.start_server(1)

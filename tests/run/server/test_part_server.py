@@ -488,7 +488,7 @@ def test_server_waits_for_a_head_that_restarts():
 def test_server_leaves_when_the_launcher_of_the_head_is_gone_too():
     heads = Heads([WELCOME], NobodyListens("connection refused"))
     heads.serve()
-    assert heads.said == [LOST, "waiting for the head: connection refused", ENDED]
+    assert heads.said == [LOST, "waiting for the head, up to 10 minutes: connection refused", ENDED]
 
 
 @pytest.mark.usefixtures("_small")

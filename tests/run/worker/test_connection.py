@@ -10,9 +10,10 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.net.in_process import InProcessNetwork, InProcessStore
+from paceline.run.net.server_wait import LIMIT_S, QUIET_S
 from paceline.run.system import System
 from paceline.run.tensors.layout import gather
-from paceline.run.worker.connection import CONNECT_TIMEOUT_S, QUIET_S, ServerConnection
+from paceline.run.worker.connection import ServerConnection
 
 MODEL = nn.Linear(2, 1)
 SPEC = gather([MODEL], [torch.optim.SGD(MODEL.parameters(), lr=0.1)]).spec
@@ -78,6 +79,13 @@ def test_worker_that_connects_again_says_that_it_is_the_same_process():
     assert next(other.peers[0].receive_nowait()).session != first.session
 
 
+def test_worker_names_the_seat_that_its_number_is_reserved_for():
+    servers = Servers([WELCOME])
+    servers.connection = ServerConnection(3, SPEC, servers.dial, seat=b"seat")
+    servers.connection.join()
+    assert next(servers.peers[0].receive_nowait()).seat == b"seat"
+
+
 def test_worker_waits_for_a_server_that_is_still_starting(capsys):
     servers = Servers(None, None, None, [WELCOME])
     assert servers.connection.join()[0] == WELCOME
@@ -89,14 +97,15 @@ def test_long_wait_is_explained_once(capsys):
     servers = Servers(*[None] * 100, [WELCOME])
     servers.connection.join()
     assert servers.now > 2 * QUIET_S
-    assert capsys.readouterr().err == "waiting for the server: no server at unix:@here\n"
+    line = "waiting for the server, up to 10 minutes: no server at unix:@here\n"
+    assert capsys.readouterr().err == line
 
 
 def test_worker_gives_up_when_no_server_appears():
     servers = Servers(None)
-    with pytest.raises(PeerLost, match="worker 3 found no server: no server at unix:@here"):
+    with pytest.raises(PeerLost, match="gave up after 10 minutes: no server at unix:@here"):
         servers.connection.join()
-    assert CONNECT_TIMEOUT_S < servers.now < CONNECT_TIMEOUT_S + 1
+    assert LIMIT_S < servers.now < LIMIT_S + 1
 
 
 def test_worker_joins_the_next_server_if_one_dies_before_its_welcome():

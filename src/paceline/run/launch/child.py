@@ -33,6 +33,7 @@ from paceline.run.launch.stop_signals import STOP_SIGNALS
 __all__ = [
     "END_OF_FAILURE",
     "JOINING",
+    "LEAVING",
     "ChildPipes",
     "Task",
     "call_at_success",
@@ -41,15 +42,17 @@ __all__ = [
     "end_cleanly_at",
     "main",
     "tell_joining",
+    "tell_leaving",
 ]
 
 END_OF_FAILURE = b"\0"  # ends a failure; no traceback contains it
 _CODE_FOLLOWS = b"\x1e"
 
 JOINING = b"\x02"  # what a worker that joins writes to its pipe for failures, before all else
+LEAVING = b"\x03"  # likewise for a worker that leaves because its host is about to go
 
 _at_success: list[Callable[[], None]] = []
-_at_joining: list[Callable[[], object]] = []
+_tell: list[Callable[[bytes], object]] = []  # writes to the launcher
 _clean_ends: list[type[BaseException]] = []
 
 
@@ -90,6 +93,8 @@ def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
 def _short_name(who: Identity) -> str:
     if who.worker is not None:
         return f"w{who.worker}"
+    if who.is_agent:
+        return "agent"
     return f"server{who.server or ''}"
 
 
@@ -107,8 +112,8 @@ def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     assert isinstance(sys.stdout, TextIOWrapper)  # nothing has replaced it yet
     sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable(pipes.failure)  # names the line that wrote to the read-only parameters
-    _at_joining.append(partial(os.write, pipes.failure, JOINING))
-    os.register_at_fork(after_in_child=_at_joining.clear)
+    _tell.append(partial(os.write, pipes.failure))
+    os.register_at_fork(after_in_child=_tell.clear)
     os.register_at_fork(after_in_child=faulthandler.enable)  # not for processes of the script
     accept_requests()
     os.chdir(task.folder)
@@ -191,9 +196,18 @@ def _exit(code: int) -> NoReturn:
 
 def tell_joining() -> None:
     """Tell the launcher that this worker gets its parameters now, which are read-only."""
-    for call in _at_joining:
+    _tell_launcher(JOINING)
+
+
+def tell_leaving() -> None:
+    """Tell the launcher that this worker leaves because its host is about to go."""
+    _tell_launcher(LEAVING)
+
+
+def _tell_launcher(what: bytes) -> None:
+    for write in _tell:
         with suppress(OSError):  # the script has closed the pipe
-            call()
+            write(what)
 
 
 def end_cleanly_at(kind: type[BaseException]) -> None:

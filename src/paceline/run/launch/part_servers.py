@@ -29,7 +29,7 @@ class PartServers:
     def create(self, head: Identity, servers: int, threads: int) -> None:
         """Create all of them; start none."""
         self.children = [
-            Child(f"server {number}", replace(head, server=number), threads)
+            Child(f"server {number}", replace(head, server=number), threads, is_quiet=True)
             for number in range(1, servers)
         ]
 

@@ -17,11 +17,8 @@ Theory of operation
     a version once for all of its workers, and the gradients of an update added up.
 """
 
-from typing import Annotated
-
-import msgspec
-
 from paceline.run.net.connection_messages import Message
+from paceline.run.net.number_messages import WorkerNumber
 from paceline.run.settings import WireFormat
 from paceline.run.tensors.state_spec import Count, Name, StateSpec, Text
 
@@ -35,17 +32,15 @@ __all__ = [
     "ToHost",
 ]
 
-Number = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
 
-
-class JoinAsHost(Message, tag=60, frozen=True):
+class JoinAsHost(Message, tag=70, frozen=True):
     """Ask to exchange tensors with the servers for all workers of a host."""
 
     release: Name  # of Paceline
     spec: StateSpec
 
 
-class HostWelcome(Message, tag=61, frozen=True):
+class HostWelcome(Message, tag=71, frozen=True):
     """Accept the agent of a host."""
 
     wire: WireFormat
@@ -54,18 +49,18 @@ class HostWelcome(Message, tag=61, frozen=True):
     is_split: tuple[bool, ...] = ()  # which optimizers these servers have parts of
 
 
-class HostVersion(Message, tag=62, frozen=True):
+class HostVersion(Message, tag=72, frozen=True):
     """Announce a version of the parameters, which comes as a payload."""
 
     payload: Count
     version: Count
     optimizer: Count | None  # only its parameters; None: all
     is_last: bool  # the run has ended; the last version is never rounded
-    worker: Number | None  # only this worker loads it; None: any
+    worker: WorkerNumber | None  # only this worker loads it; None: any
     keep: tuple[Count, ...]  # the payloads that workers may still use; the memory of others is free
 
 
-class SendSum(Message, tag=63, frozen=True):
+class SendSum(Message, tag=73, frozen=True):
     """Ask for the sum of the gradients of these workers, as a payload.
 
     Each gradient counts in proportion to its samples; the one of the first worker counts once.
@@ -73,15 +68,15 @@ class SendSum(Message, tag=63, frozen=True):
 
     payload: Count
     optimizer: Count
-    workers: tuple[Number, ...]  # in ascending order
+    workers: tuple[WorkerNumber, ...]  # in ascending order
     samples: tuple[Count, ...]
 
 
-class SumSpoiled(Message, tag=64, frozen=True):
+class SumSpoiled(Message, tag=74, frozen=True):
     """Report that gradients contain NaN or infinity, so their sum wasn't sent."""
 
     payload: Count
-    workers: tuple[Number, ...]
+    workers: tuple[WorkerNumber, ...]
 
 
 FromHost = JoinAsHost | SumSpoiled

@@ -27,7 +27,8 @@ Theory of operation
     WorkerUnavailable(worker)       ->                                 it won't be restarted
 
     The module `connection_messages` has the messages of the handshake, and those that a transport
-    sends for its own use and handles itself; `server_messages` has those between servers.
+    sends for its own use and handles itself; `number_messages` has those about the numbers of
+    workers, `server_messages` those between servers.
 
 Every message is a frozen value whose fields are validated when it is decoded. Bytes that aren't
 exactly one message of the expected sender raise `ProtocolError`, and nothing else. No sockets, no
@@ -58,6 +59,13 @@ from paceline.run.net.connection_messages import (
     StopPayload,
 )
 from paceline.run.net.host_messages import FromHost, ToHost
+from paceline.run.net.number_messages import (
+    LeaveRun,
+    NumberReserved,
+    ReserveNumber,
+    Seat,
+    WorkerNumber,
+)
 from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
 from paceline.run.settings import WireFormat
 from paceline.run.tensors.state_spec import (
@@ -90,10 +98,13 @@ __all__ = [
     "Kind",
     "LeaseReply",
     "LeaseRequest",
+    "LeaveRun",
+    "NumberReserved",
     "PositionReport",
     "PositionRequest",
     "Proof",
     "Refused",
+    "ReserveNumber",
     "RunEnded",
     "RunProgress",
     "ScriptEnded",
@@ -117,7 +128,6 @@ PROTOCOL = 6
 
 POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
-WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
 EncodedPosition = Annotated[bytes, msgspec.Meta(max_length=POSITION_BYTES)]
 
 
@@ -130,6 +140,7 @@ class Join(Message, tag=4, frozen=True):
     ahead: tuple[Count, ...] = ()  # batches of each stream that it wants to hold
     session: Session = b""
     """Identifies the process, which may connect again before its old connection is closed."""
+    seat: Seat = b""  # for which its launcher has reserved the number; empty: it hasn't
 
 
 class Welcome(Message, tag=5, frozen=True):
@@ -245,7 +256,7 @@ class StateUpload(Message, tag=13, frozen=True):
 
 
 class StateReply(Message, tag=14, frozen=True):
-    """Answer a StateRequest, a StateUpload or a StopRun."""
+    """Answer a StateRequest, a StateUpload, a StopRun or a LeaveRun."""
 
     tree_bytes: Count  # size of the state that comes with it; 0: only a StateRequest gets one
     data_bytes: Count = 0  # size of its tensors in the payload; 0: memory is shared
@@ -344,6 +355,8 @@ FromWorker = (
     | ScriptEnded
     | LeaseRequest
     | BatchesReturned
+    | ReserveNumber
+    | LeaveRun
     | FromOtherServer
     | FromHost
 )
@@ -363,6 +376,7 @@ FromServer = (
     | SendPayload
     | StopPayload
     | DataAttached
+    | NumberReserved
     | ToOtherServer
     | ToHost
 )

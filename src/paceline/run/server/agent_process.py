@@ -14,7 +14,8 @@ from paceline.run.launch.environment import Identity
 from paceline.run.net.address import listen, listen_on
 from paceline.run.net.channel import Channel
 from paceline.run.net.data_socket import ByteStream, DataSocket
-from paceline.run.net.handshake import connect_as_host, connect_data, connect_hosted
+from paceline.run.net.handshake import connect, connect_as_host, connect_data, connect_hosted
+from paceline.run.net.messages import FromServer, LeaveRun
 from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.net.tcp_client import ControlSocket
 from paceline.run.net.tls import client_context
@@ -25,6 +26,8 @@ from paceline.run.tensors.layout import Views
 from paceline.run.tensors.state_spec import StateSpec
 
 __all__ = ["ServerLinks", "serve_host"]
+
+GOODBYE_S = 2.0  # for the head to answer a worker that leaves
 
 _say = partial(print, flush=True)
 
@@ -83,6 +86,15 @@ class ServerLinks:
         client = HostedClient(ControlSocket(channel), DataSocket(data), store)
         self._controls[client] = channel.fileno()
         return client
+
+    def say_goodbye(self, message: LeaveRun) -> FromServer:
+        """Tell the head that a worker leaves; return the answer. Raises as `join` does."""
+        channel = connect(self._address, self._token, GOODBYE_S, self._tls)
+        try:
+            channel.send(message)
+            return channel.receive()
+        finally:
+            channel.close()
 
     def watch(self, uplink: HostUplink | None, clients: list[HostedClient]) -> bool:
         """Have the listener wake up when one of these connections has something to do.

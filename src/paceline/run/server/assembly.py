@@ -208,6 +208,7 @@ def _make_server(
         cores=available_cores(),
         optimizers=len(shard.state.optimizers),
     )
+    is_continued = (run_dir / "trace.jsonl").exists()
     recorder, origin = _open_recorder(run_dir / "trace.jsonl", header, saved, system)
     export = partial(write_weights, run_dir, trained.models, shard, system.disk)
     every = parse_every(settings.checkpoint_every)
@@ -219,6 +220,8 @@ def _make_server(
     if others is not None:
         server.expect_servers(others)
     server.expect_launcher()
+    if is_continued:
+        server.expect_return()
     if saved is not None:
         server.restore(saved)
     commit_spec(run_dir, system.disk)

@@ -26,7 +26,9 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.channel import Channel
 from paceline.run.net.messages import (
     Assignment,
+    FromServer,
     Join,
+    LeaveRun,
     Refused,
     RunEnded,
     StateReply,
@@ -54,6 +56,9 @@ class Servers(Protocol):
 
     def connect_worker(self, store: SharedMemoryStore) -> HostedClient:
         """Connect to the head for one worker; raises as `join` does."""
+
+    def say_goodbye(self, message: LeaveRun) -> FromServer:
+        """Tell the head that a worker leaves; return the answer. Raises as `join` does."""
 
     def watch(self, uplink: HostUplink | None, clients: list[HostedClient]) -> bool:
         """Have the listener wake up when one of these connections has something to do.
@@ -141,6 +146,8 @@ class HostAgent:
         head = local.head
         if isinstance(message, Join):
             self._join(local, message)
+        elif isinstance(message, LeaveRun):  # over a connection of its own
+            local.channel.send(self._servers.say_goodbye(message))
         elif head is None or local.peer is None:
             raise ProtocolError("a worker must join before anything else")
         elif isinstance(message, StateUpload):

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The agents of hosts, as the server sees them: they join, send sums, and are lost."""
+"""The agents of hosts, as the server sees them: they send sums, and are lost."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paceline.errors import ProtocolError, SpecError
-from paceline.release import RELEASE
-from paceline.run.net.host_messages import HostWelcome, JoinAsHost, SumSpoiled
+from paceline.errors import ProtocolError
+from paceline.run.net.host_messages import SumSpoiled
 from paceline.run.net.host_peer import HostPeer, HostSum
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.executor import RunParts
 from paceline.run.server.reports import Reports
 from paceline.run.server.transfers import Transfers
 from paceline.run.server.version_maker import NOT_AS_REPORTED
-from paceline.run.tensors.layout import difference
 
 __all__ = ["Hosts"]
 
@@ -29,8 +27,6 @@ class Hosts:
         receive: Callable[[PeerEnd, Iterable[object]], None],
     ) -> None:
         """`receive`: handles messages of a worker."""
-        self._settings = parts.settings
-        self._spec = parts.shard.whole.spec
         self._roster = parts.roster
         self._transfers = transfers
         self._reports = reports
@@ -40,20 +36,6 @@ class Hosts:
             SumSpoiled: self._on_spoiled,
         }
 
-    def join(self, end: PeerEnd, join: JoinAsHost) -> None:
-        """Accept the agent of a host; raises ProtocolError if it can't be one."""
-        if not isinstance(end, HostPeer) or not end.is_attached:
-            raise ProtocolError("only the agent of a host, with a data connection, may send this")
-        if join.release != RELEASE:
-            raise ProtocolError(f"expected Paceline {RELEASE} in an agent, got {join.release}")
-        mismatch = difference(join.spec, self._spec)
-        if mismatch:
-            raise ProtocolError(f"the worker's script differs from the server's: {mismatch}")
-        try:
-            end.welcome(HostWelcome(self._settings.wire, self._settings.wire_parameters))
-        except SpecError as error:
-            raise ProtocolError(str(error)) from None
-
     def _on_sum(self, end: PeerEnd, arrived: HostSum) -> None:
         """Handle the gradients of a sum, one after the other, if all of them count."""
         del end
@@ -61,7 +43,7 @@ class Hosts:
             return
         odd = [worker for worker in arrived.workers if self._is_odd(arrived, worker)]
         for worker in odd:  # its turn ends without the sum; the others are asked for again
-            self._transfers.forget_gradient(worker)
+            self._transfers.forget(worker)
             self._receive(self._roster[worker].end, [arrived.report_of(worker)])
         for peer, report in [] if odd else self._transfers.take_sum(arrived):
             self._receive(peer.end, [report])

@@ -35,18 +35,13 @@ class Transfers:
         self._decider = decider
         self._roster = roster
         self._release_slot = release_slot
-        self._queue = AdmissionQueue(decider)
+        self._queue = AdmissionQueue(decider, pool_of=self._pool_of)
         self._announced: dict[int, Announcement] = {}  # by worker
         self._sums: dict[int, HostSum] = {}  # that were asked for, by worker
 
     def __bool__(self) -> bool:
         """Return whether any gradient was announced that hasn't arrived."""
         return bool(self._announced)
-
-    def joined(self, peer: Peer) -> None:
-        """Note a worker that has joined."""
-        if isinstance(peer.end, HostedPeer):
-            self._queue.join_pool(peer.worker, peer.end.agent.name)
 
     def announce(self, peer: Peer, announcement: Announcement) -> None:
         """Note a gradient that a worker has computed."""
@@ -61,12 +56,7 @@ class Transfers:
             self._queue.arrived(worker, now)
 
     def forget(self, worker: int) -> None:
-        """Note that a worker is gone."""
-        self._queue.leave_pool(worker)
-        self.forget_gradient(worker)
-
-    def forget_gradient(self, worker: int) -> None:
-        """Note that a worker's gradient won't count, although it was announced."""
+        """Note that a worker is gone, or that its gradient won't count."""
         if self._announced.pop(worker, None) is not None:
             self._withdraw(worker)
 
@@ -110,6 +100,13 @@ class Transfers:
         return self._queue.next_at if self._announced else inf
 
     # -------------------------------------------------------------------------------------- sums
+
+    def _pool_of(self, worker: int) -> list[int]:
+        """Return the workers whose gradients are added up with this one's."""
+        peer = self._roster.get(worker)
+        if peer is None or not isinstance(peer.end, HostedPeer):
+            return []
+        return [hosted.number for hosted in peer.end.agent.hosted]
 
     def _ask(self, agent: HostPeer, workers: tuple[int, ...]) -> None:
         """Have the sum of these workers' gradients sent."""
