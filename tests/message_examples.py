@@ -96,6 +96,7 @@ EXAMPLES = [
     between.RunOver(),
     between.PartReduced(8, {0: ((1.5, inf), ())}),
     between.PartArrived(4, 8, 1000, 2000),
+    between.PartMoved(4, 1000, 2000),
     between.PartLost(4, "it was closed"),
     between.Blamed(8, (2,)),
     between.PeerOpened(3, "not enough shared memory"),

@@ -78,7 +78,9 @@ def sgd(**options: Any) -> Make:
 
 
 class HeldStream:
-    """A data connection whose sending side can be held back."""
+    """A data connection whose sending side can be held back, or sends only a part."""
+
+    most: int | None = None  # the bytes that are sent in one call before all others are held back
 
     def __init__(self, stream: DataSocket) -> None:
         self._stream = stream
@@ -88,7 +90,12 @@ class HeldStream:
 
     def send(self, buffers: list[memoryview]) -> int:
         """Send a part of these bytes; none if they are held back."""
-        return 0 if self.is_held else self._stream.send(buffers)
+        if self.is_held:
+            return 0
+        if self.most is None:
+            return self._stream.send(buffers)
+        self.is_held = True
+        return self._stream.send([memoryview(b"".join(buffers)[: self.most])])
 
 
 class SteppedListener(Listener):

@@ -23,8 +23,10 @@ WELCOME = messages.Welcome(workers=2, latency="", seed=0, requeue=True, averages
 class Servers:
     """Servers for successive attempts to connect: None for no server, or messages to send.
 
-    The clock moves only when the worker sleeps.
+    The clock moves only when the worker sleeps, and during attempts if `lasts_s` is set.
     """
+
+    lasts_s = 0.0
 
     def __init__(self, *answers):
         self._answers = list(answers)
@@ -41,6 +43,7 @@ class Servers:
 
     def dial(self):
         self.events.append("dial")
+        self.now += self.lasts_s
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if answer is None:
             raise PeerLost("no server at unix:@here")
@@ -106,6 +109,13 @@ def test_worker_gives_up_when_no_server_appears():
     with pytest.raises(PeerLost, match="gave up after 10 minutes: no server at unix:@here"):
         servers.connection.join()
     assert LIMIT_S < servers.now < LIMIT_S + 1
+
+
+def test_worker_does_not_give_up_right_after_an_attempt_that_lasted():
+    """A server welcomes nobody before the other servers are there, and may die meanwhile."""
+    servers = Servers([], [WELCOME])
+    servers.lasts_s = LIMIT_S + 1
+    assert servers.connection.join()[0] == WELCOME
 
 
 def test_worker_joins_the_next_server_if_one_dies_before_its_welcome():

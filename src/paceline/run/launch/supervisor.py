@@ -64,7 +64,7 @@ class Supervisor:
         self._end_grace = EndGrace(settings.grace_s, monitor, system)
         self._signals_handled = 0
         self._server: Child | None = None
-        self._others = PartServers(processes, system)
+        self._others = PartServers(processes, say, system)
         self._workers: list[Child] = []
         self._unavailable = UnavailableWorkers(monitor, say)
         self._have_workers_started = False
@@ -164,7 +164,7 @@ class Supervisor:
         self._report_unavailable()
         self._say_early_ends()
         self._stop_idle_server()
-        self._hang_report.tick(self._server, self._workers)
+        self._hang_report.tick(self._server, self._workers, self._others.children)
         if self._signals.count:
             self._monitor.ask()  # is it alive?
         self._end_hung_server()
@@ -215,9 +215,9 @@ class Supervisor:
 
     def _on_other_server_exited(self, server: Child) -> None:
         """Restart another server; the head notices its loss, and is restarted as well."""
-        if server.code == 0 or server.is_killed or self._is_ending:
+        if server.is_killed or self._is_ending or (server.code == 0 and self._monitor.is_over):
             return  # the run is over
-        if server.code < 0 and self._may_start(server):
+        if server.code <= 0 and self._may_start(server):
             self._schedule_restart(server, server.exit_text, self._monitor.version)
         if server.start_at is None and self._server is not None:
             self._say(f"{server.name} {server.exit_text}; ending the run")
@@ -355,12 +355,12 @@ class Supervisor:
 
     def _end_hung_server(self) -> None:
         """Kill a server that has hung; unless the run is stopped, the next one continues."""
-        for child in self._others.end_frozen():
-            self._say(f"{child.name} was stopped (SIGSTOP); killing it")
+        self._others.end_frozen()
         if self._server is None or self._server.pid is None:
             return
         if why := self._server_watch.why_hung(self._server.pid):
             self._say(f"server {why}; killing it")
+            self._others.end_with_hung(self._server)
             self._server_watch.begin()  # until the OS reports its exit
             self._processes.signal(self._server, signal.SIGKILL)
 

@@ -15,6 +15,8 @@ Theory of operation
                                     <-    ReducePart(decided)          the update is decided
     PartReduced(update, squares)    ->
                                     <-    StepUpdate(update, scale)      make the version
+                                    <-    StopPart, SkipPart           a turn won't count
+    PartMoved(peer)                 ->                                 its bytes so far
                                     <-    CollectPart                  for a checkpoint, for example
     StateUpload                     ->
                                     <-    RunOver
@@ -48,6 +50,7 @@ __all__ = [
     "OpenPeer",
     "PartArrived",
     "PartLost",
+    "PartMoved",
     "PartReduced",
     "PeerOpened",
     "PublishPart",
@@ -270,8 +273,23 @@ class PeerOpened(Message, tag=56, frozen=True):
     failure: Text  # why there is no slot for the worker; empty: there is one
 
 
+class PartMoved(Message, tag=57, frozen=True):
+    """Report the bytes that were moved for a turn that has ended before its gradient arrived."""
+
+    peer: Count
+    to_worker: Count  # since the last report
+    to_server: Count
+
+
 FromOtherServer = (
-    JoinAsServer | PartReduced | PartArrived | PartLost | Blamed | ServerFailed | PeerOpened
+    JoinAsServer
+    | PartReduced
+    | PartArrived
+    | PartLost
+    | Blamed
+    | ServerFailed
+    | PeerOpened
+    | PartMoved
 )
 ToOtherServer = (
     ServerWelcome

@@ -35,14 +35,15 @@ class ServerWait:
         self._pause_s = FIRST_PAUSE_S
         self._has_said = False
 
-    def fail(self, error: PeerLost) -> float:
+    def fail(self, error: PeerLost, tried_at: float | None = None) -> float:
         """Note that an attempt failed; return how long to pause before the next one.
 
-        Raises PeerLost if this has taken too long.
+        `tried_at`: when the attempt began, if it may have lasted: a server may wait for others, and
+        the machine may be suspended. Raises PeerLost if attempts have failed for too long.
         """
         now = self._now()
         waited_s = now - self._began
-        if waited_s > LIMIT_S:
+        if (now if tried_at is None else tried_at) - self._began > LIMIT_S:
             raise PeerLost(f"gave up after {_minutes(waited_s)}: {error}") from None
         if now >= self._say_at:
             waiting = "still waiting" if self._has_said else "waiting"

@@ -36,7 +36,7 @@ from paceline.run.net.messages import (
     Welcome,
 )
 from paceline.run.net.payload_stream import Span
-from paceline.run.net.transport import NOTHING_MOVED, Announcement, Delivered, Moved
+from paceline.run.net.transport import Announcement, Delivered, Moved
 from paceline.run.net.wire_format import codec_for
 from paceline.run.tensors.layout import Views, flat
 from paceline.run.tensors.shared_region import Region
@@ -212,14 +212,14 @@ class TcpPeer(DataPeer):
     def _on_arrival(self, payload: int) -> None:
         self.part_arrived(payload)
 
-    def part_arrived(self, payload: int, moved: Moved = NOTHING_MOVED) -> None:
-        """Note that one server has received its part of a payload.
-
-        `moved`: what it has moved since it reported the last time, if it is another server.
-        """
+    def count_moved(self, moved: Moved) -> None:
+        """Count what another server has moved since it reported the last time."""
         self._moved = Moved(
             self._moved.to_worker - moved.to_worker, self._moved.to_server - moved.to_server
         )
+
+    def part_arrived(self, payload: int) -> None:
+        """Note that one server has received its part of a payload."""
         if payload != self._awaited:  # it was withdrawn meanwhile
             return
         self._parts_left -= 1

@@ -264,9 +264,9 @@ class PartSession:
             told.OpenPeer: self._on_open,
             told.ClosePeer: self._on_close,
             told.PublishPart: self._on_publish,
-            told.StopPart: lambda m: self._workers[m.peer].peer.stop(m.payload),
+            told.StopPart: self._on_stop,
             told.ExpectPart: self._on_expect,
-            told.SkipPart: lambda m: self._workers[m.peer].peer.skip(m.payload),
+            told.SkipPart: self._on_skip_part,
         }
 
     def _on_open(self, message: told.OpenPeer) -> None:
@@ -294,6 +294,20 @@ class PartSession:
         if spans:
             self._workers[message.peer].peer.send(message.payload, spans)
 
+    def _on_stop(self, message: told.StopPart) -> None:
+        self._workers[message.peer].peer.stop(message.payload)
+        self._report_moved(message.peer)
+
+    def _on_skip_part(self, message: told.SkipPart) -> None:
+        self._workers[message.peer].peer.skip(message.payload)
+        self._report_moved(message.peer)
+
+    def _report_moved(self, number: int) -> None:
+        """Tell the head what was moved for a turn of which nothing more will arrive."""
+        moved = self._workers[number].peer.take_moved()
+        if any(moved):
+            self._head.send(told.PartMoved(number, *moved))
+
     def _on_expect(self, message: told.ExpectPart) -> None:
         worker = self._workers[message.peer]
         worker.peer.expect(message.payload, spans_of_version(worker.slot, message.optimizer))
@@ -319,23 +333,13 @@ class PartSession:
 
     def _on_add(self, message: told.AddPart) -> None:
         unused = self._part.unused(message.optimizer, frozenset(message.unused))
-        gradient = SlotGradient(
-            message.worker,
-            message.optimizer,
-            message.samples,
-            message.scale,
-            unused,
-            self._slot_of(message),
-            message.host,
-        )
-        self._shard.add(message.update, gradient)
-
-    def _slot_of(self, message: told.AddPart) -> Views | None:
-        if message.is_in_sum:
-            return None
-        if message.host is not None:
-            return self._workers[message.host].slot
-        return self._slots[message.worker]
+        slot = None
+        if not message.is_in_sum and message.host is None:
+            slot = self._slots[message.worker]
+        elif message.host is not None and not message.is_in_sum:
+            slot = self._workers[message.host].slot
+        own = message.worker, message.optimizer, message.samples, message.scale
+        self._shard.add(message.update, SlotGradient(*own, unused, slot, message.host))
 
     def _on_reduce(self, message: told.ReducePart) -> None:
         pairs = zip(message.workers, message.samples, strict=True)

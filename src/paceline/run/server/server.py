@@ -359,11 +359,12 @@ class Server:
             if now > self._end.t + SETTLE_S and not self._run_end.is_saved:
                 self._run_end.save(self._end)
         ledger = self._decider.ledger
-        asked_at = self._waiting_for.check(now)
+        asked_at = {} if self._others.missing else self._waiting_for.check(now)
         waiting_s = {worker: now - since for worker, since in asked_at.items()}
         self._watchers.note_waiting(waiting_s, self._monotonic())
         here = [peer.worker for peer in self._roster.active]
-        self._progress.tick(here, ledger.begun, ledger.samples, waiting_s)
+        if not self._others.missing:  # workers that have come wait for them, too
+            self._progress.tick(here, ledger.begun, ledger.samples, waiting_s)
         # Before the run begins, workers may take any time to start.
         has_begun = ledger.begun or self._roster.known_count >= self._settings.spec.workers
         is_stuck = ledger.paused and has_begun and not self._is_stopping
