@@ -44,8 +44,8 @@ from math import inf
 from statistics import median
 
 from paceline.core.decider import Decider
-from paceline.core.verdicts import Forecast, room_for
 from paceline.errors import InternalError
+from paceline.forecast import Forecast, room_for
 
 __all__ = ["TRANSFERS", "AdmissionQueue"]
 

@@ -19,13 +19,13 @@ from contextlib import suppress
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.address import dial, host_of, is_tcp
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.connection_messages import Kind
 from paceline.run.net.messages import (
     PROTOCOL,
     Challenge,
     DataAttached,
     FromServer,
     Hello,
-    Kind,
     Proof,
     Refused,
     decode_server,

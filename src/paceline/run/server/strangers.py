@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.address import accept
 from paceline.run.net.channel import STRANGER_LIMIT, Channel, wait_ready
+from paceline.run.net.connection_messages import Kind
 from paceline.run.net.handshake import Challenger
-from paceline.run.net.messages import Hello, Kind, Refused, decode_stranger
+from paceline.run.net.messages import Hello, Refused, decode_stranger
 from paceline.run.net.tls import wrap_server
 from paceline.run.server.refusals import Refusals
 
