@@ -14,6 +14,7 @@ from paceline.leases import Use
 from paceline.release import RELEASE
 from paceline.run.net import host_messages, messages
 from paceline.run.net import server_messages as between
+from paceline.run.net.number_messages import AskRunSize, RunSize
 from paceline.run.tensors.state_spec import (
     OptimizerSpec,
     OptionChange,
@@ -77,6 +78,8 @@ EXAMPLES = [
     messages.ReserveNumber(b"seat", RELEASE, 3, True),
     messages.NumberReserved(b"seat", 3, 4, 7),
     messages.LeaveRun(3, b"session"),
+    AskRunSize(),
+    RunSize(4),
     messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
     between.JoinAsServer(1, RELEASE, SPEC, (True,), "tcp:127.0.0.1:4000"),
     between.ServerWelcome(3, 0.9, 1, False, "exact", "bfloat16"),

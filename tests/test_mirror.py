@@ -15,6 +15,7 @@ TESTS = Path(__file__).parent
 ABOUT_THE_PROJECT = {
     "test_doc_code.py",
     "test_docs.py",
+    "test_docs_clusters.py",
     "test_docs_figures.py",
     "test_docs_lab.py",
     "test_docs_pilots.py",

@@ -57,9 +57,12 @@ def test_workers_started_elsewhere_train_with_the_server(script, tmp_path, trans
     assert moved == [transport == "tcp"] * 10
 
 
+ASKS_FIRST = "assert paceline.join().workers == 2\n"  # before it calls prepare
+
+
 def test_another_server_joins_the_first_over_tls(script, tmp_path):
     """All processes are started as users start them, each with a certificate of its own."""
-    path = script(TRAINING + QUIET + LOOP)
+    path = script(TRAINING + ASKS_FIRST + QUIET + LOOP)
     authority = Authority(tmp_path / "ca")
 
     def launch(verb, name, *words):

@@ -44,6 +44,7 @@ RUN_FAULTS = (
     *("terminate", "terminate twice", "kill launcher", "lose power", "clock leaps"),
     "wall clock jumps",
 )
+NOTICE_FAULTS = ("notice worker",)
 OTHER_SERVER_FAULTS = ("kill other server", "kill other server", "freeze other server")
 OTHER_SERVER_SHARE = 0.15  # of all faults, if there are other servers
 NOTICE_SHARE = 0.15  # of the faults of workers: their machine is about to go, and says so
@@ -195,7 +196,7 @@ def _fault(chance: Random, calm: Scenario) -> Fault:
     point = int(POINTS ** chance.random())
     notice = Random(f"notice {calm.seed} {at_s} {kind} {point}")  # drawn apart from the rest
     if kind in WORKER_FAULTS and notice.random() < NOTICE_SHARE:
-        kind = "notice worker"
+        kind = notice.choice(NOTICE_FAULTS)
     if calm.settings.servers > 1:  # drawn apart from the rest, which stays the same
         other = Random(f"other server {calm.seed} {at_s} {kind} {point}")
         if other.random() < OTHER_SERVER_SHARE:

@@ -31,6 +31,7 @@ from paceline.run.prepare_arguments import Prepared
 from paceline.run.saving import make_saves_atomic
 from paceline.run.server.assembly import LocalHost, TrainedObjects, serve_run
 from paceline.run.server.part_host import serve_part
+from paceline.run.server.run_size import workers_of
 from paceline.run.settings import Settings
 from paceline.run.step_hooks import call_after_step
 from paceline.run.system import SYSTEM, System
@@ -271,7 +272,7 @@ class WorkerRun(Run):
     def workers(self) -> int:  # type: ignore[override] # scripts only read it
         """How many workers the run was started with."""
         if self._worker is None:  # a script may divide its data before it calls prepare
-            return _workers_of(self._identity)
+            return workers_of(self._identity)
         return self._worker.welcome.workers
 
     @property
@@ -334,11 +335,6 @@ class WorkerRun(Run):
                 self._replica.load_again()
 
 
-def _workers_of(who: Identity) -> int:
-    """Return how many workers the run of this process was started with."""
-    return settings_of(who.run_dir).spec.workers if who.workers is None else who.workers
-
-
 def _seed_apart(worker: int) -> None:
     """Give each worker different random numbers, although the script seeds all processes alike.
 
@@ -363,7 +359,7 @@ class ServerRun(Run):
     @property
     def workers(self) -> int:  # type: ignore[override] # read only, as in a worker
         """How many workers the run was started with."""
-        return _workers_of(self._identity)
+        return workers_of(self._identity)
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()

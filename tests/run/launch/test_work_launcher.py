@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Workers that are started apart from their server, as users start them; all on this host."""
 
+import os
 import select
 import signal
-import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli_fixtures import SCRIPT
 from failures import LOOP, TRAINING, joins_and_leaves, troubled
-from paceline.run.net.server_wait import QUIET_S
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Joined
 from paceline.watch.audit import audit
+from started import Started, lines_until
 
 QUIET = "def trouble(run): pass\n"
 SAYS_ITS_NUMBER = """
@@ -25,56 +23,11 @@ paceline.join = lambda: run
 """
 
 
-class Started:
-    """The server and the hosts of one run, all in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.programs: list[subprocess.Popen[str]] = []
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            self.address = f"127.0.0.1:{sock.getsockname()[1]}"
-        (folder / "token").write_text("a" * 64)
-        (folder / "token").chmod(0o600)
-
-    def start(self, verb: str, *words: object) -> subprocess.Popen[str]:
-        """Start a program with the token of the run."""
-        pipe = subprocess.PIPE
-        command = [SCRIPT, verb, "--token-file", "token", *map(str, words)]
-        program = subprocess.Popen(command, cwd=self.folder, stdout=pipe, stderr=pipe, text=True)
-        self.programs.append(program)
-        return program
-
-    def serve(self, path: Path, workers: int, *words: object) -> subprocess.Popen[str]:
-        """Start the server."""
-        words = ("-w", workers, "--listen", self.address, "--out", "run", *words)
-        return self.start("serve", *words, path, self.folder)
-
-    def work(self, path: Path, *words: object) -> subprocess.Popen[str]:
-        """Start workers."""
-        return self.start("work", "--connect", self.address, *words, path, self.folder)
-
-    def close(self) -> None:
-        """End what still runs."""
-        for program in self.programs:
-            program.kill()
-            program.communicate()
-
-
 @pytest.fixture
 def started(tmp_path):
     started = Started(tmp_path)
     yield started
     started.close()
-
-
-def lines_until(stream, text):
-    """Return the lines of a stream up to the first one with this text."""
-    lines = []
-    for line in stream:
-        lines.append(line)
-        if text in line:
-            return lines
-    raise AssertionError(lines)
 
 
 def test_workers_started_first_wait_for_the_server_and_get_numbers(
@@ -83,7 +36,6 @@ def test_workers_started_first_wait_for_the_server_and_get_numbers(
     path = script(TRAINING + SAYS_ITS_NUMBER + QUIET + LOOP)
     two, one = started.work(path, "--processes", 2), started.work(path)
     [waiting] = lines_until(two.stderr, "")
-    assert QUIET_S < 5
     assert waiting == (
         "paceline  | waiting for the server, up to 10 minutes: no server at "
         f"tcp:{started.address}: Connection refused\n"
@@ -162,6 +114,42 @@ def test_ctrl_c_ends_workers_that_wait_for_their_server(started, script):
     assert host.wait() == 128 + signal.SIGINT
 
 
+SEES_THE_SERVER_DIE = """
+if ROLE == "server":
+    tell(f"server-{len(list(OUT.glob('server-*.word')))}", os.getpid())
+
+def trouble(run):
+    if run.worker == 0 and run.version == 4 and not was_told("killed"):
+        tell("ready")
+        wait_for("killed")
+"""
+
+
+def test_workers_keep_their_numbers_when_the_server_was_restarted(started, script, tmp_path):
+    path = script(troubled(SEES_THE_SERVER_DIE))
+    server = started.serve(path, 2, "--steps", 8, "--checkpoint-every", 1)
+    host = started.work(path, "--processes", 2)
+    wait_for(tmp_path / "ready.word", server)
+    os.kill(int((tmp_path / "server-0.word").read_text()), signal.SIGKILL)
+    (tmp_path / "killed.word").touch()
+    _, err = host.communicate()
+    assert host.returncode == 0, err
+    assert err.count("starting worker") == 2
+    _, err = server.communicate()
+    assert server.returncode == 0, err
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    audit(trace)
+    joined = [one.worker for one in trace.records if isinstance(one, Joined)]
+    assert sorted(joined) == [0, 0, 1, 1]
+
+
+def wait_for(path, program):
+    """Wait until a script has written this file, while a program runs."""
+    while not path.exists():
+        assert program.poll() is None
+        select.select([], [], [], 0.01)
+
+
 COMPUTES_LONG = """
 def trouble(run):
     if run.worker == 1 and run.version == 4 and not was_told("ready"):
@@ -179,9 +167,7 @@ def test_host_that_goes_with_notice_is_no_failure_and_another_takes_its_place(
     lines_until(stays.stderr, "starting worker 0 of a run with 2 workers")
     goes = started.work(path)
     lines_until(goes.stderr, "starting worker 1 of a run with 2 workers")
-    while not (tmp_path / "ready.word").exists():
-        assert server.poll() is None
-        select.select([], [], [], 0.01)
+    wait_for(tmp_path / "ready.word", server)
     goes.send_signal(signal.SIGTERM)
     _, err = goes.communicate()
     assert goes.returncode == 0, err

@@ -53,6 +53,14 @@ def test_wait_ends_at_its_limit(waiting):
     assert waiting.now <= 100.0 + LIMIT_S + PAUSE_MAX_S
 
 
+def test_wait_does_not_end_right_after_an_attempt_that_lasted(waiting):
+    """A server welcomes nobody before the other servers are there, and may die meanwhile."""
+    waiting.now += LIMIT_S + 1
+    waiting.now += waiting.wait.fail(NOBODY)
+    with pytest.raises(PeerLost):
+        waiting.wait.fail(NOBODY)
+
+
 def test_next_wait_begins_anew(waiting):
     waiting.until(LIMIT_S - 1)
     waiting.said.clear()

@@ -90,7 +90,8 @@ class WorkSupervisor:
         if self._processes or any(seat.code is None for seat in self._seats):
             return False
         link = self._link
-        is_needed = not (link.monitor.is_over or link.is_run_gone or self._signals.count)
+        is_cut_off = link.is_run_gone or link.refusal or link.gave_up
+        is_needed = not (link.monitor.is_over or is_cut_off or self._signals.count)
         is_late = self._ended_at is not None and self._now() > self._ended_at + REPORT_S
         return self._unavailable.are_reported or not is_needed or is_late
 

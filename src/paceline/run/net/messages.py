@@ -59,10 +59,12 @@ from paceline.run.net.connection_messages import (
 )
 from paceline.run.net.host_messages import FromHost, ToHost
 from paceline.run.net.number_messages import (
+    AboutHosts,
     LeaveRun,
     NumberReserved,
     ReserveNumber,
     Seat,
+    ToHosts,
     WorkerNumber,
 )
 from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
@@ -353,8 +355,7 @@ FromWorker = (
     | ScriptEnded
     | LeaseRequest
     | BatchesReturned
-    | ReserveNumber
-    | LeaveRun
+    | AboutHosts
     | FromOtherServer
     | FromHost
 )
@@ -374,7 +375,7 @@ FromServer = (
     | SendPayload
     | StopPayload
     | DataAttached
-    | NumberReserved
+    | ToHosts
     | ToOtherServer
     | ToHost
 )

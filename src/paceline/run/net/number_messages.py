@@ -10,6 +10,10 @@ Theory of operation
     a seat stays reserved while the connection is open. The worker joins with its number and seat. A
     launcher that connects again, also to a restarted server, asks for the same numbers again.
 
+    another process of the run            server
+    AskRunSize                      ->                                 for a script that asks before
+                                    <-    RunSize(workers)             it joins
+
     worker or its launcher                server
     LeaveRun(worker)                ->                                 over a connection of its own
                                     <-    StateReply                   the worker has left the run
@@ -25,7 +29,17 @@ import msgspec
 from paceline.run.net.connection_messages import Message, Session
 from paceline.run.tensors.state_spec import Count, Name
 
-__all__ = ["LeaveRun", "NumberReserved", "ReserveNumber", "Seat", "WorkerNumber"]
+__all__ = [
+    "AboutHosts",
+    "AskRunSize",
+    "LeaveRun",
+    "NumberReserved",
+    "ReserveNumber",
+    "RunSize",
+    "Seat",
+    "ToHosts",
+    "WorkerNumber",
+]
 
 WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
 
@@ -58,3 +72,17 @@ class LeaveRun(Message, tag=62, frozen=True):
     worker: WorkerNumber
     session: Session = b""  # of its process; or
     seat: Seat = b""  # at its launcher
+
+
+class AskRunSize(Message, tag=63, frozen=True):
+    """Ask how many workers the run was started with."""
+
+
+class RunSize(Message, tag=64, frozen=True):
+    """Answer an AskRunSize."""
+
+    workers: Count
+
+
+AboutHosts = ReserveNumber | LeaveRun | AskRunSize
+ToHosts = NumberReserved | RunSize

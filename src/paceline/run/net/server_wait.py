@@ -30,27 +30,29 @@ class ServerWait:
 
     def begin(self) -> None:
         """Begin to wait, with the first attempt."""
-        self._began = self._now()
+        self._began = self._tried_at = self._now()
         self._say_at = self._began + QUIET_S
         self._pause_s = FIRST_PAUSE_S
         self._has_said = False
 
-    def fail(self, error: PeerLost, tried_at: float | None = None) -> float:
+    def fail(self, error: PeerLost) -> float:
         """Note that an attempt failed; return how long to pause before the next one.
 
-        `tried_at`: when the attempt began, if it may have lasted: a server may wait for others, and
-        the machine may be suspended. Raises PeerLost if attempts have failed for too long.
+        Raises PeerLost if it has begun too late. An attempt may last: a server may wait for others,
+        and the machine may be suspended.
         """
         now = self._now()
         waited_s = now - self._began
-        if (now if tried_at is None else tried_at) - self._began > LIMIT_S:
+        if self._tried_at > self._began + LIMIT_S:
             raise PeerLost(f"gave up after {_minutes(waited_s)}: {error}") from None
         if now >= self._say_at:
             waiting = "still waiting" if self._has_said else "waiting"
-            self.say(f"{waiting} for {self._server}, up to {_minutes(LIMIT_S - waited_s)}: {error}")
+            left = _minutes(max(0.0, LIMIT_S - waited_s))
+            self.say(f"{waiting} for {self._server}, up to {left}: {error}")
             self._has_said, self._say_at = True, now + AGAIN_S
         pause_s = self._pause_s
         self._pause_s = min(PAUSE_MAX_S, 1.5 * pause_s)
+        self._tried_at = now + pause_s
         return pause_s
 
 

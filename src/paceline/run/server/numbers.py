@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.net.messages import Join, NumberReserved, ReserveNumber
+from paceline.run.net.number_messages import AskRunSize, RunSize
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.roster import Roster
 from paceline.run.server.timers import RunClock
@@ -55,7 +56,8 @@ class Numbers:
         self._waiting: list[tuple[PeerEnd, ReserveNumber]] = []
         self._opens_at = -inf  # before, only those who had a number get one
         self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
-            ReserveNumber: self._on_reserve
+            ReserveNumber: self._on_reserve,
+            AskRunSize: self._on_ask,
         }
 
     def expect_return(self) -> None:
@@ -90,6 +92,10 @@ class Numbers:
             self._waiting.append((end, message))
         else:
             self._reserve(end, message)
+
+    def _on_ask(self, end: PeerEnd, message: AskRunSize) -> None:
+        del message
+        end.send(RunSize(self._settings.spec.workers))
 
     def _reserve(self, end: PeerEnd, message: ReserveNumber) -> None:
         number = self._choose(message)

@@ -107,13 +107,12 @@ class ServerConnection:
         self.close()
         while True:
             self.check()
-            tried_at = self.system.monotonic()
             try:
                 self.end, self._has_end = self._dial(), True
                 return self._join()
             except PeerLost as error:  # also if it dies, or can't be reached, during the welcome
                 self.close()
-                pause_s = wait.fail(error, tried_at)
+                pause_s = wait.fail(error)
             self.system.sleep(pause_s)
 
     def _join(self) -> tuple[messages.Welcome, OpenedSlot]:
