@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.events import Fate
 from paceline.errors import ProtocolError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import Identity
@@ -25,10 +26,19 @@ from paceline.run.net.shared_memory import SharedMemoryWorker
 from paceline.run.server.agent_process import ServerLinks
 from paceline.run.server.host_agent import HostAgent, LocalWorker
 from paceline.run.server.listener import Listener
+from paceline.trace.schema import Gradient
 from server_group import TIMEOUT_S, Group, HeldStream, Member
 from server_harness import TOKEN
 
-__all__ = ["Agent", "Hosted", "agent_peers", "gradients_of", "join_hosted"]
+__all__ = [
+    "Agent",
+    "Hosted",
+    "agent_peers",
+    "gradients_of",
+    "join_hosted",
+    "last_fates",
+    "take_turns",
+]
 
 
 class HeldLinks(ServerLinks):
@@ -134,3 +144,14 @@ def agent_peers(group: Group) -> list[HostPeer]:
 def gradients_of(group: Group) -> list[float]:
     """Return what was subtracted from the parameters, which were 0, one number for each server."""
     return [-sum(own) / len(own) for own in group.weights()]
+
+
+def take_turns(*members: Member) -> list[messages.Assignment]:
+    """Wait until all of these workers have their next turn."""
+    return [member.assignment() for member in members]
+
+
+def last_fates(group: Group) -> dict[int, Fate]:
+    """Return the fate of each worker's last gradient, by the trace."""
+    records = group.trace().records
+    return {record.worker: record.fate for record in records if isinstance(record, Gradient)}
