@@ -232,7 +232,7 @@ class AdmissionQueue:
         room = room_for(self._decider.policy, self._decider.ledger)
         if room is None or not any(count(other) for other in pool if other not in self):
             return True
-        return sum(map(count, [*self._waiting, *self._under_way])) >= room
+        return sum(map(count, {*self._waiting, *self._under_way})) >= room
 
     # ------------------------------------------------------------------------------------ places
 
