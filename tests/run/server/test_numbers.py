@@ -11,6 +11,7 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.release import RELEASE
 from paceline.run.net.in_process import InProcessNetwork, InProcessStore
 from paceline.run.net.messages import Join, NumberReserved, ReserveNumber
+from paceline.run.server import numbers
 from paceline.run.server.numbers import RETURN_S, Numbers
 from paceline.run.server.roster import Roster
 from paceline.run.server.timers import RunClock
@@ -182,6 +183,20 @@ def test_launcher_that_leaves_while_it_waits_gets_nothing(desk):
     desk.now = RETURN_S
     desk.numbers.tick()
     assert desk.answer(stays) == 0
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_launcher_cannot_reserve_any_number_of_numbers(desk, monkeypatch, is_early):
+    monkeypatch.setattr(numbers, "SEATS_MAX", 2)
+    if is_early:
+        desk.numbers.expect_return()
+    connection = desk.connect()
+    desk.ask(connection, b"a")
+    desk.ask(connection, b"b")
+    with pytest.raises(ProtocolError, match="one launcher may start at most 2 workers"):
+        desk.ask(connection, b"c")
+    desk.ask(desk.connect(), b"c")
+    assert is_early or desk.ask(connection, b"b", 1) == 1
 
 
 def test_another_release_is_refused(desk):

@@ -27,6 +27,7 @@ from paceline.run.settings import Settings
 
 __all__ = ["Numbers"]
 
+SEATS_MAX = 1000  # of one launcher
 RETURN_S = 5.0  # after the start of a server that continues a run; a launcher takes about a second
 
 
@@ -88,6 +89,9 @@ class Numbers:
     def _on_reserve(self, end: PeerEnd, message: ReserveNumber) -> None:
         if message.release != RELEASE:
             raise ProtocolError(f"expected Paceline {RELEASE} in a worker, got {message.release}")
+        asked = [*(one.end for one in self._reserved.values()), *(one for one, _ in self._waiting)]
+        if asked.count(end) >= SEATS_MAX and self._number_of(message.seat) is None:
+            raise ProtocolError(f"one launcher may start at most {SEATS_MAX} workers")
         if message.wanted is None and self._clock.now() < self._opens_at:
             self._waiting.append((end, message))
         else:
