@@ -5,13 +5,11 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from failures import LOOP, TRAINING, fates, joins_and_leaves, troubled
-from paceline.run.net.server_wait import QUIET_S
 from paceline.trace.reader import read_trace
 from paceline.watch.audit import audit
-from started import Started, lines_until
+from started import Started
 
 QUIET = "def trouble(run): pass\n"
 
@@ -41,35 +39,17 @@ def moved_per_update(trace):
     return pulled / count, sum(one.pushed_bytes for one in gradients) / count
 
 
-def test_workers_of_a_host_move_as_much_as_one_worker(started, script, tmp_path):
-    """They train as workers without an agent do; another host has one worker."""
+def test_workers_of_a_host_move_as_much_as_one_worker(started, script):
+    """Three workers share an agent; a fourth is alone on another host."""
     path = script(TRAINING + QUIET + LOOP)
-    assert QUIET_S > 0
     started.serve(path, 4, "--steps", 10, "--transport", "tcp")
     trace = finish(started, started.work(path, "--processes", 3), started.work(path))
-    assert [update.contributors for update in trace.updates()] == [(0, 1, 2, 3)] * 10 or {
-        tuple(sorted(update.contributors)) for update in trace.updates()
-    } == {(0, 1, 2, 3)}
-    pulled, pushed = moved_per_update(trace)
-    weights = torch.load(tmp_path / "run" / "weights.pt")
-    model = (
-        sum(one.nbytes for one in next(iter(weights.values())).values())
-        if isinstance(next(iter(weights.values())), dict)
-        else sum(one.nbytes for one in weights.values())
-    )
-    assert 2 * model <= pushed < 2.5 * model
-    assert pulled < 3 * model
-
-
-def plain_weights(script, tmp_path, started):
-    path = script(TRAINING + QUIET + LOOP)
-    folder = tmp_path / "plain"
-    words = ("run", "-w", 3, "--steps", 10, "--out", folder, path, tmp_path)
-    done = subprocess.run(
-        [started.program, *map(str, words)], cwd=tmp_path, capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return torch.load(folder / "weights.pt")
+    assert {tuple(sorted(update.contributors)) for update in trace.updates()} == {(0, 1, 2, 3)}
+    gradients = list(trace.gradients())
+    pushed = [one.pushed_bytes for one in gradients if one.pushed_bytes]
+    pulled = [one.pulled_bytes for one in gradients if one.pulled_bytes]
+    assert (len(pushed), len(set(pushed))) == (20, 1)  # a gradient and a sum for each update
+    assert (len(pulled), len(set(pulled))) == (20, 1)
 
 
 KILLS_THE_AGENT = """
@@ -94,7 +74,7 @@ def test_agent_that_is_killed_is_started_again(started, script):
 KILLS_THE_HEAD = """
 def trouble(run):
     if run.worker == 0 and run.version == 4 and not was_told("killed"):
-        wait_until((OUT / "run" / "checkpoints" / "0000000003.ckpt").exists)
+        wait_until(lambda: any((OUT / "run" / "checkpoints").glob("*.ckpt")))
         tell("killed")
         os.kill(int((OUT / "head").read_text()), signal.SIGKILL)
 
@@ -141,7 +121,3 @@ def test_agent_waits_for_workers_of_its_own_host_only(tmp_path):
     )
     assert done.returncode != 0
     assert "only `paceline work --processes` starts the agent of a host" in done.stderr
-
-
-def test_lines_are_read_until_one_has_the_text():
-    assert lines_until(["a\n", "b\n"], "b") == ["a\n", "b\n"]
