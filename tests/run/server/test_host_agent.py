@@ -134,3 +134,10 @@ def test_worker_that_joins_again_gets_the_newest_version(agents_of):
     [back] = join_hosted(group, agent, 2)
     assert back.assignment().version == 1
     assert torch.equal(back.parameters(), torch.full((260,), -1.0))
+
+
+def test_worker_whose_number_is_taken_is_refused_with_the_reason(agents_of):
+    group, one, other = agents_of(agents=2)
+    join_hosted(group, one, 0)
+    with pytest.raises(ProtocolError, match="there is already a worker 0"):
+        join_hosted(group, other, 0)

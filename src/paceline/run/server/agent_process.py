@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from paceline.errors import ProtocolError
+from paceline.errors import PeerLost, ProtocolError
 from paceline.run.launch.environment import Identity
 from paceline.run.net.address import listen, listen_on
 from paceline.run.net.channel import Channel
@@ -72,18 +72,23 @@ class ServerLinks:
         return uplink
 
     def open_data(self, server: str) -> ByteStream:
-        """Open a data connection of the session to a server; "" is the head."""
-        address = server or self._address
-        return DataSocket(connect_data(address, self._token, self._session, tls=self._tls))
+        """Open a data connection of the session to a server; "" is the head. Raises PeerLost."""
+        return self._open_data(server or self._address, self._session)
+
+    def _open_data(self, address: str, session: bytes) -> DataSocket:
+        try:
+            return DataSocket(connect_data(address, self._token, session, tls=self._tls))
+        except ProtocolError as error:  # the session's server is gone, and this is the next one
+            raise PeerLost(str(error)) from None
 
     def connect_worker(self, store: SharedMemoryStore) -> HostedClient:
-        """Connect to the head for one worker; raises as `join` does."""
+        """Connect to the head for one worker; raises PeerLost if the session is over."""
         with ExitStack() as on_error:
             channel = connect_hosted(self._address, self._token, self._session, self._tls)
             on_error.callback(channel.close)
-            data = connect_data(self._address, self._token, channel.session, tls=self._tls)
+            data = self._open_data(self._address, channel.session)
             on_error.pop_all()
-        client = HostedClient(ControlSocket(channel), DataSocket(data), store)
+        client = HostedClient(ControlSocket(channel), data, store)
         self._controls[client] = channel.fileno()
         return client
 

@@ -55,7 +55,7 @@ class Servers(Protocol):
         """Open a session; raises PeerLost if there is no head, ProtocolError if it refuses."""
 
     def connect_worker(self, store: SharedMemoryStore) -> HostedClient:
-        """Connect to the head for one worker; raises as `join` does."""
+        """Connect to the head for one worker; raises PeerLost if the session is over."""
 
     def say_goodbye(self, message: LeaveRun) -> FromServer:
         """Tell the head that a worker leaves; return the answer. Raises as `join` does."""
@@ -122,14 +122,26 @@ class HostAgent:
             except (PeerLost, ProtocolError):  # the workers tell that they have lost the server
                 self._end_session()
         for local, head in list(self._joined.items()):
+            is_lost = self._receive_for(local, head)
             try:
-                while head.wait_readable(0.0):
-                    message = head.receive()
-                    state = head.receive_state(message) if isinstance(message, StateReply) else None
-                    local.waiting.append((message, state))
                 self._pass_on(local)
-            except (PeerLost, ProtocolError):
+            except PeerLost:
+                is_lost = True
+            except ProtocolError as error:  # the head refuses the worker
+                self._lose(local, str(error))
+            if is_lost:
                 self._lose(local)
+
+    def _receive_for(self, local: LocalWorker, head: HostedClient) -> bool:
+        """Receive what the head has sent to a worker; return whether the connection is lost."""
+        try:
+            while head.wait_readable(0.0):
+                message = head.receive()
+                state = head.receive_state(message) if isinstance(message, StateReply) else None
+                local.waiting.append((message, state))
+        except (PeerLost, ProtocolError):
+            return True
+        return False
 
     # --------------------------------------------------------------------------- from workers
 
@@ -169,7 +181,11 @@ class HostAgent:
                 self._store.close()
                 raise
             self._spec = join.spec
-        local.head = self._joined[local] = self._servers.connect_worker(self._store)
+        try:
+            local.head = self._joined[local] = self._servers.connect_worker(self._store)
+        except PeerLost:  # the head is gone, or is the next one, which doesn't know the session
+            self._end_session()
+            raise
         local.peer = SharedMemoryPeer(local.channel, self._store)
         local.number = join.worker
         local.head.send(join)
