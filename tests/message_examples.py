@@ -12,7 +12,7 @@ from msgspec import inspect
 from paceline.core.events import Fate
 from paceline.leases import Use
 from paceline.release import RELEASE
-from paceline.run.net import messages
+from paceline.run.net import host_messages, messages
 from paceline.run.net import server_messages as between
 from paceline.run.net.number_messages import AskRunSize, RunSize
 from paceline.run.tensors.state_spec import (
@@ -70,6 +70,11 @@ EXAMPLES = [
     messages.SendPayload(4),
     messages.StopPayload(4),
     messages.DataAttached(),
+    host_messages.JoinAsHost(RELEASE, SPEC),
+    host_messages.HostWelcome("exact", "bfloat16", ("tcp:10.0.0.2:1",), (True,)),
+    host_messages.HostVersion(3, 7, None, False, None, (2,)),
+    host_messages.SendSum(3, 0, (1, 4), (8, 16)),
+    host_messages.SumSpoiled(3, (4,)),
     messages.ReserveNumber(b"seat", RELEASE, 3, True),
     messages.NumberReserved(b"seat", 3, 4, 7),
     messages.LeaveRun(3, b"session"),

@@ -26,8 +26,10 @@ from paceline.release import RELEASE
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
 from paceline.run.net.address import listen, of_socket
+from paceline.run.net.channel import Channel
 from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import connect, connect_data
+from paceline.run.net.host_peer import HostedPeer, HostPeer
 from paceline.run.net.server_messages import ServerWelcome
 from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.net.tcp import TcpPeer
@@ -235,6 +237,7 @@ class Group:
             self.refusals.append,
         )
         self.listener.step_others = self.step_others
+        self.listener.open_host = self._open_host
         self.others.connections = self.listener
         self.trace_path = folder / "trace.jsonl"
         self._recorder = Recorder(self.trace_path, Header.of("run", policy, settings.spec, {}))
@@ -248,6 +251,11 @@ class Group:
         self.running: dict[int, Part] = {}
         self.members: dict[int, Member] = {}
         self.is_closed = False
+
+    def _open_host(self, channel: Channel[Any], agent: HostPeer | None) -> HostPeer | HostedPeer:
+        if agent is not None:
+            return HostedPeer(channel, self._store, channel.session, agent)
+        return HostPeer(channel, self._store, channel.session, self.others)
 
     # -------------------------------------------------------------------------------- stepping
 

@@ -33,7 +33,7 @@ TIMEOUT_S = 20.0  # a test that would wait longer fails instead of hanging
 def prove(token: str, challenge: messages.Challenge, nonce: bytes = bytes(32)) -> messages.Proof:
     """Return the proof of a client that has this token."""
     return messages.Proof(
-        hmac.digest(token.encode(), b"worker" + nonce + challenge.nonce, "sha256")
+        hmac.digest(token.encode(), b"control" + nonce + challenge.nonce, "sha256")
     )
 
 

@@ -4,18 +4,16 @@
 import os
 import select
 import signal
-import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli_fixtures import SCRIPT
 from failures import LOOP, TRAINING, joins_and_leaves, troubled
 from paceline.trace.reader import read_trace
 from paceline.trace.schema import Joined
 from paceline.watch.audit import audit
+from started import Started, lines_until
 
 QUIET = "def trouble(run): pass\n"
 SAYS_ITS_NUMBER = """
@@ -25,56 +23,11 @@ paceline.join = lambda: run
 """
 
 
-class Started:
-    """The server and the hosts of one run, all in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.programs: list[subprocess.Popen[str]] = []
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            self.address = f"127.0.0.1:{sock.getsockname()[1]}"
-        (folder / "token").write_text("a" * 64)
-        (folder / "token").chmod(0o600)
-
-    def start(self, verb: str, *words: object) -> subprocess.Popen[str]:
-        """Start a program with the token of the run."""
-        pipe = subprocess.PIPE
-        command = [SCRIPT, verb, "--token-file", "token", *map(str, words)]
-        program = subprocess.Popen(command, cwd=self.folder, stdout=pipe, stderr=pipe, text=True)
-        self.programs.append(program)
-        return program
-
-    def serve(self, path: Path, workers: int, *words: object) -> subprocess.Popen[str]:
-        """Start the server."""
-        words = ("-w", workers, "--listen", self.address, "--out", "run", *words)
-        return self.start("serve", *words, path, self.folder)
-
-    def work(self, path: Path, *words: object) -> subprocess.Popen[str]:
-        """Start workers."""
-        return self.start("work", "--connect", self.address, *words, path, self.folder)
-
-    def close(self) -> None:
-        """End what still runs."""
-        for program in self.programs:
-            program.kill()
-            program.communicate()
-
-
 @pytest.fixture
 def started(tmp_path):
     started = Started(tmp_path)
     yield started
     started.close()
-
-
-def lines_until(stream, text):
-    """Return the lines of a stream up to the first one with this text."""
-    lines = []
-    for line in stream:
-        lines.append(line)
-        if text in line:
-            return lines
-    raise AssertionError(lines)
 
 
 def test_workers_started_first_wait_for_the_server_and_get_numbers(

@@ -20,6 +20,13 @@ from paceline.spec import RunSpec
 WHO = Identity("tcp:10.0.0.5:29400", Path("token"), Path(), None)
 
 
+@pytest.fixture(autouse=True)
+def _token(tmp_path, monkeypatch):
+    """With it, a launcher finds out whether the head is on its host."""
+    (tmp_path / "token").write_text("a" * 64)
+    monkeypatch.chdir(tmp_path)
+
+
 class HostOfWorkers:
     """A supervisor with its head and its processes."""
 
@@ -48,6 +55,16 @@ class HostOfWorkers:
     def later(self, seconds=1.0):
         self.head.now += seconds
         self.supervisor.step()
+        self._end_agent()
+
+    def _end_agent(self):
+        """Let the agent of several workers exit, if it was told to."""
+        if (
+            "agent",
+            signal.SIGTERM,
+        ) in self.processes.signals and "agent" in self.processes.running:
+            self.processes.exit("agent")
+            self.supervisor.step()
 
     def stop(self, number):
         self.signals.count += 1
@@ -57,10 +74,21 @@ class HostOfWorkers:
     @property
     def numbers(self):
         """The numbers of the workers that were started, in order."""
-        return [who.worker for who in self.processes.started]
+        return [who.worker for who in self.workers]
+
+    @property
+    def workers(self):
+        """The identities of the workers that were started, in order."""
+        return [who for who in self.processes.started if not who.is_agent]
+
+    @property
+    def running_workers(self):
+        return [child for child in self.processes.running.values() if not child.who.is_agent]
 
     @property
     def end(self):
+        self.supervisor.step()
+        self._end_agent()
         assert self.supervisor.is_done
         return self.supervisor.exit_code()
 
@@ -74,7 +102,7 @@ def test_workers_start_with_the_numbers_that_they_get():
     assert host.numbers == []
     host.begin(1, 3)
     assert host.numbers == [1, 3]
-    assert [(who.workers, len(who.seat)) for who in host.processes.started] == [(4, 16)] * 2
+    assert [(who.workers, len(who.seat)) for who in host.workers] == [(4, 16)] * 2
     assert host.processes.seed == 7
     assert host.head.said == [f"starting worker {n} of a run with 4 workers" for n in (1, 3)]
 
@@ -82,7 +110,7 @@ def test_workers_start_with_the_numbers_that_they_get():
 def test_only_the_first_worker_of_a_host_is_shown():
     host = HostOfWorkers(3)
     host.begin(4, 2, 3)
-    assert [child.is_quiet for child in host.processes.running.values()] == [False, True, True]
+    assert [child.is_quiet for child in host.running_workers] == [False, True, True]
     assert "starting worker 4, an additional backup, of a run with 4 workers" in host.head.said
 
 
@@ -102,7 +130,7 @@ def test_worker_that_dies_is_restarted_with_its_number():
     )
     host.later(0.5)
     assert host.numbers == [3, 3]
-    assert len({who.seat for who in host.processes.started}) == 1
+    assert len({who.seat for who in host.workers}) == 1
 
 
 def test_worker_without_progress_is_given_up_and_the_head_is_told():
@@ -240,7 +268,7 @@ def test_workers_leave_with_notice_after_a_signal(number, code):
     """The head knows it at once, also if they are in a long computation."""
     host = HostOfWorkers(2)
     host.begin(0, 1)
-    seats = [who.seat for who in host.processes.started]
+    seats = [who.seat for who in host.workers]
     host.stop(number)
     told = [one for one in host.head.sent if isinstance(one, LeaveRun)]
     assert told == [LeaveRun(0, seat=seats[0]), LeaveRun(1, seat=seats[1])]
@@ -327,3 +355,31 @@ def test_nothing_is_started_after_everything_was_killed():
     host.supervisor.step()
     host.later(60.0)
     assert host.numbers == [1]
+
+
+def test_several_workers_share_an_agent_that_ends_after_them():
+    host = HostOfWorkers(2)
+    host.begin(1, 3)
+    [agent] = [who for who in host.processes.started if who.is_agent]
+    assert agent.address == WHO.address
+    assert [who.address for who in host.workers] == [agent.listen] * 2
+    host.exit(1)
+    assert host.processes.signals == []
+    host.exit(3)
+    assert host.processes.signals == [("agent", signal.SIGTERM)]
+
+
+def test_agent_that_dies_is_restarted():
+    host = HostOfWorkers(2)
+    host.begin(1, 3)
+    host.processes.exit("agent", -signal.SIGKILL)
+    host.later()
+    host.later()
+    assert len([who for who in host.processes.started if who.is_agent]) == 2
+    assert host.numbers == [1, 3]
+
+
+def test_single_worker_needs_no_agent():
+    host = HostOfWorkers()
+    host.begin(1)
+    assert [who.address for who in host.processes.started] == [WHO.address]

@@ -96,6 +96,8 @@ def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
 def _short_name(who: Identity) -> str:
     if who.worker is not None:
         return f"w{who.worker}"
+    if who.is_agent:
+        return "agent"
     return f"server{who.server or ''}"
 
 

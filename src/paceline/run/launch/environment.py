@@ -59,14 +59,22 @@ class Identity:
     listening_fd: int | None = None  # the server's socket; None: it opens one at its address
     tls: TlsFiles | None = None  # for TCP connections; None: they aren't encrypted
     server: int = 0  # which server it is, if it is one; 0: the head
-    listen: str = "tcp:127.0.0.1:0"  # where a server that isn't the head listens
+    listen: str = "tcp:127.0.0.1:0"  # where a server that isn't the head, or an agent, listens
     workers: int | None = None  # of the run; None: the settings in the run's folder have it
     seat: bytes = b""  # for which a launcher has reserved the number of this worker
+    is_agent: bool = False  # it serves the workers of a host, and is no server of the run
 
     @property
     def is_head(self) -> bool:
         """Whether it is the only server, or the first of several."""
-        return self.worker is None and self.server == 0
+        return self.worker is None and self.server == 0 and not self.is_agent
+
+    @property
+    def role(self) -> str:
+        """What it does in the run."""
+        if self.is_agent:
+            return "agent"
+        return "server" if self.worker is None else "worker"
 
     def token(self) -> str:
         """Read the token of the run; raise SpecError if it can't be read."""
@@ -118,7 +126,7 @@ def _read_token(path: Path) -> str:
 def variables(who: Identity) -> dict[str, str]:
     """Return the environment variables that give a process this identity."""
     found = {
-        _ROLE: "server" if who.worker is None else "worker",
+        _ROLE: who.role,
         _ADDRESS: who.address,
         _TOKEN_FILE: str(who.token_file),
         _RUN_DIR: str(who.run_dir),
@@ -129,6 +137,8 @@ def variables(who: Identity) -> dict[str, str]:
         found[_LISTENING_FD] = str(who.listening_fd)
     if who.worker is None and who.server:
         found |= {_SERVER: str(who.server), _LISTEN: who.listen}
+    if who.is_agent:
+        found[_LISTEN] = who.listen
     if who.workers is not None:
         found[_WORKERS] = str(who.workers)
     if who.seat:
@@ -173,7 +183,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     role = environ.get(_ROLE)
     if role is None:
         return None
-    if role not in ("server", "worker"):
+    if role not in ("server", "worker", "agent"):
         raise SpecError(f"{_ROLE} must be 'server' or 'worker', got {role!r}")
     server = environ.get(_SERVER, "0") if role == "server" else "0"
     if not server.isdecimal():
@@ -206,6 +216,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         environ.get(_LISTEN, Identity.listen),
         int(workers) if workers.isdecimal() else None,
         _bytes(environ.get(_SEAT, "")),
+        role == "agent",
     )
 
 

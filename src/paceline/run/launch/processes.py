@@ -57,6 +57,7 @@ class Child:
     is_broken: bool = False  # a segmentation fault ended it while it had read-only parameters
 
     has_left: bool = False  # because its host was about to go; its script hasn't ended
+    script: str = ""  # what it executes; empty: the script of the run
 
     @property
     def has_completed(self) -> bool:
@@ -101,7 +102,7 @@ class Processes:
         listening = self._listening if child.who.is_head else None
         task = Task(
             variables=variables(child.who),
-            script=settings.script,
+            script=child.script or settings.script,
             arguments=settings.arguments,
             folder=settings.folder,
             seed=settings.spec.seed,

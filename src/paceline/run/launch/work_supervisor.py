@@ -15,6 +15,7 @@ from math import inf
 
 from paceline.errors import PacelineError, PeerLost, ProtocolError
 from paceline.run.cores import threads_of
+from paceline.run.launch.agent_child import AgentChild, is_of_use
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.hangs import EndGrace
 from paceline.run.launch.head_connection import HeadConnection
@@ -69,6 +70,7 @@ class WorkSupervisor:
         self._seats = [_Seat() for _ in range(settings.spec.workers)]
         self._unavailable = UnavailableWorkers(link.monitor, link.say)
         self._end_grace: EndGrace | None = None  # known with the first number
+        self._agent: AgentChild | None = None  # likewise, if the workers share one
         self._signals_handled = 0
         self._ended_at: float | None = None  # when the last worker ended
         self._kill_at = inf
@@ -97,12 +99,16 @@ class WorkSupervisor:
     def wake_at(self) -> float:
         """When to call `step`, even if nothing has happened."""
         due = [self._link.monitor.retry_at, *(child.start_at for child in self._children)]
+        due += [] if self._agent is None else [self._agent.child.start_at]
         return min([self._next_tick, *(at for at in due if at is not None)])
 
     def step(self) -> bool:
         """Act on whatever has happened, and on what is due; return whether a tick was due."""
         for child in self._processes.take_exited():
-            self._on_exited(child)
+            if self._agent is not None and child is self._agent.child:
+                self._agent.on_exited()
+            else:
+                self._on_exited(child)
         self._connect()
         for seat in self._seats:
             if seat.child is None and seat.code is None:
@@ -119,8 +125,7 @@ class WorkSupervisor:
                 self._restart(child)
         if self._now() >= self._kill_at:
             self._processes.kill()
-        if self._ended_at is None and all(seat.code is not None for seat in self._seats):
-            self._ended_at = self._now()
+        self._note_end()
         return is_tick
 
     def kill_all(self) -> None:
@@ -166,10 +171,10 @@ class WorkSupervisor:
         if reserved.number == seat.refused:  # it was refused for another reason than its number
             seat.code = ProtocolError.exit_code
             return
-        self._end_grace = self._end_grace or EndGrace(
-            reserved.grace_s, self._link.monitor, self._system
-        )
-        who = replace(self._who, worker=reserved.number, workers=reserved.workers, seat=seat.name)
+        if self._end_grace is None:
+            self._begin(reserved)
+        who = self._who if self._agent is None else self._agent.served(self._who)
+        who = replace(who, worker=reserved.number, workers=reserved.workers, seat=seat.name)
         is_first = seat is self._seats[0]
         seat.child = Child(
             f"worker {reserved.number}", who, threads_of(len(self._seats)), is_quiet=not is_first
@@ -177,6 +182,12 @@ class WorkSupervisor:
         self._say(_start_line(reserved))
         self._processes.set_seed(reserved.seed)
         self._restart(seat.child)
+
+    def _begin(self, reserved: NumberReserved) -> None:
+        """Prepare what all workers need: the head is there."""
+        self._end_grace = EndGrace(reserved.grace_s, self._link.monitor, self._system)
+        if is_of_use(self._who, len(self._seats)):
+            self._agent = AgentChild(self._who, self._processes, self._system)
 
     # ---------------------------------------------------------------------------------- workers
 
@@ -247,6 +258,18 @@ class WorkSupervisor:
             self._schedule_restart(seat, child, f"could not be started: {error}")
 
     # ----------------------------------------------------------------------------------- the end
+
+    def _note_end(self) -> None:
+        """Note when the last worker has ended; nobody needs the agent any more then."""
+        has_ended = all(seat.code is not None for seat in self._seats)
+        if has_ended and self._ended_at is None:
+            self._ended_at = self._now()
+        if self._agent is None:
+            return
+        if has_ended and not any(child.pid for child in self._children):
+            self._agent.end()
+        else:
+            self._agent.restart_if_due()
 
     def _on_stop_signal(self) -> None:
         """Let the workers leave at the first signal; kill them at the next."""

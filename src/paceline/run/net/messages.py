@@ -5,7 +5,7 @@ Theory of operation
     worker                                server
     Hello(nonce)                    ->
                                     <-    Challenge(nonce, proof)      both prove that they know the
-    Proof(proof)                    ->                                 token, which is never sent
+    Proof(proof, kind)              ->                                 token, which is never sent
     Join(worker, spec)              ->
                                     <-    Welcome, or Refused(reason)
                                     <-    Assignment(turn, version)    compute at this version
@@ -57,6 +57,7 @@ from paceline.run.net.connection_messages import (
     SlotShared,
     StopPayload,
 )
+from paceline.run.net.host_messages import FromHost, ToHost
 from paceline.run.net.number_messages import (
     AboutHosts,
     LeaveRun,
@@ -356,6 +357,7 @@ FromWorker = (
     | BatchesReturned
     | AboutHosts
     | FromOtherServer
+    | FromHost
 )
 FromServer = (
     Challenge
@@ -375,6 +377,7 @@ FromServer = (
     | DataAttached
     | ToHosts
     | ToOtherServer
+    | ToHost
 )
 
 

@@ -100,10 +100,10 @@ class LoadPart(Message, tag=32, frozen=True):
 
 
 class OpenPeer(Message, tag=33, frozen=True):
-    """Make a slot for a worker that joins, and expect its data connection."""
+    """Make a slot for a worker or the agent of a host, and expect its data connection."""
 
     peer: Count
-    worker: Number
+    worker: Number | None  # None: it is an agent
     session: Session
 
 
@@ -169,6 +169,8 @@ class AddPart(Message, tag=41, frozen=True):
     samples: Count
     scale: Factor
     unused: tuple[Count, ...]  # parameters of the optimizer that have no gradient
+    host: Count | None = None  # the peer in whose slot it is part of a sum; None: it is in its own
+    is_in_sum: bool = False  # that sum was added with the gradient of another worker
 
 
 class SumEarly(Message, tag=42, frozen=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Let workers, and the other servers, join the run.
+"""Let workers, agents of hosts, and the other servers join the run.
 
 Workers join when all servers are there; until then, the server remembers who has come. If another
 connection has the worker's number, the worker is let in only if that connection turns out to be
@@ -10,12 +10,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.core.events import Event, WorkerJoined
+from paceline.errors import ProtocolError, SpecError
+from paceline.release import RELEASE
 from paceline.run.net import messages
+from paceline.run.net.host_messages import HostWelcome, JoinAsHost
+from paceline.run.net.host_peer import HostPeer
 from paceline.run.net.server_messages import JoinAsServer
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.executor import Executor, RunParts
 from paceline.run.server.numbers import Numbers
 from paceline.run.server.other_servers import OtherServers
+from paceline.run.tensors.layout import difference
 
 __all__ = ["Joining"]
 
@@ -39,13 +44,14 @@ class Joining:
         self._handle = handle
         self._lose = lose
         self._take = take
-        self.early: list[tuple[PeerEnd, messages.Join]] = []  # before all servers were here
+        self.early: list[tuple[PeerEnd, object]] = []  # before all servers were here
         self.numbers = Numbers(
             parts.settings, parts.roster, parts.clock, lambda end: take(end, None)
         )
         self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             messages.Join: self._on_join,
             JoinAsServer: self._on_join_as_server,
+            JoinAsHost: self._on_join_as_host,
             **self.numbers.handlers,
         }
 
@@ -54,8 +60,25 @@ class Joining:
         if not self.others.missing:
             self._parts.shard.send_parts()
             early, self.early = self.early, []
-            for worker, join in early:
-                self._take(worker, [join])
+            for peer, join in early:
+                self._take(peer, [join])
+
+    def _on_join_as_host(self, end: PeerEnd, join: JoinAsHost) -> None:
+        if self.others.missing:
+            self.early.append((end, join))
+            return
+        if not isinstance(end, HostPeer) or not end.is_attached:
+            raise ProtocolError("only the agent of a host, with a data connection, may send this")
+        if join.release != RELEASE:
+            raise ProtocolError(f"expected Paceline {RELEASE} in an agent, got {join.release}")
+        mismatch = difference(join.spec, self._parts.shard.whole.spec)
+        if mismatch:
+            raise ProtocolError(f"the worker's script differs from the server's: {mismatch}")
+        settings = self._parts.settings
+        try:
+            end.welcome(HostWelcome(settings.wire, settings.wire_parameters))
+        except SpecError as error:  # no memory for a slot
+            raise ProtocolError(str(error)) from None
 
     def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
         if self.others.missing:

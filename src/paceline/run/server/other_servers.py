@@ -15,14 +15,11 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
-import msgspec
-
 from paceline.errors import PacelineError, PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
 from paceline.run.net import server_messages as to_servers
-from paceline.run.net.messages import Assignment, RunEnded, Welcome
 from paceline.run.net.server_messages import (
     Blamed,
     JoinAsServer,
@@ -33,7 +30,7 @@ from paceline.run.net.server_messages import (
     PeerOpened,
     ServerFailed,
 )
-from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.tcp import OtherAddresses, TcpPeer, VersionMessage, what_travels
 from paceline.run.net.transport import Moved, PeerEnd, ServerConnections
 from paceline.run.tensors.layout import TrainingState, difference
 from paceline.run.tensors.partition import Part
@@ -300,13 +297,14 @@ class OtherServers:
 
     # --------------------------------------------------------- what the head's ends to workers do
 
-    def open(self, peer: TcpPeer, session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
+    def open(self, peer: TcpPeer, session: bytes, worker: int | None) -> tuple[int, OtherAddresses]:
         """Expect data connections of this session at all servers, and have slots for it there.
 
-        Raises SpecError if a server has no memory for one.
+        `worker`: its number; None: the peer is the agent of a host. Raises SpecError if a server
+        has no memory for a slot.
         """
         number = next(self._next_peer)
-        self.broadcast(to_servers.OpenPeer(number, welcome.worker, session))
+        self.broadcast(to_servers.OpenPeer(number, worker, session))
         with suppress(PartFailed):  # the run has failed: its workers are only told of the end
             opened = dict(enumerate(self.answers(PeerOpened), start=1))
             failures = [f"server {n}: {one.failure}" for n, one in opened.items() if one.failure]
@@ -316,12 +314,11 @@ class OtherServers:
                 raise SpecError(failures[0])
         self._peers[number] = peer
         addresses = tuple([self._addresses[n] for n in sorted(self._addresses)])
-        return number, msgspec.structs.replace(welcome, servers=addresses, is_split=self.is_split)
+        return number, OtherAddresses(addresses, self.is_split)
 
-    def publish(self, peer: int, payload: int, message: Assignment | RunEnded) -> None:
+    def publish(self, peer: int, payload: int, message: VersionMessage) -> None:
         """Send their parts of a version."""
-        is_last = isinstance(message, RunEnded)
-        optimizer = message.optimizer if isinstance(message, Assignment) else None
+        optimizer, is_last = what_travels(message)
         self.broadcast(to_servers.PublishPart(peer, payload, message.version, optimizer, is_last))
 
     def stop(self, peer: int, payload: int) -> None:

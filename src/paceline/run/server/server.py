@@ -36,6 +36,7 @@ from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
+from paceline.run.server.hosts import Hosts
 from paceline.run.server.joining import Joining
 from paceline.run.server.leasing import Leasing, epoch_shares
 from paceline.run.server.other_servers import OtherServers, ServerLost
@@ -106,7 +107,7 @@ class Server:
         )
         self._run_end = RunEnd(parts, recorder, self._watchers)
         self._executor = Executor(parts, recorder.began, recorder.updated)
-        self._transfers = Transfers(decider, self._roster)
+        self._transfers = Transfers(decider, self._roster, shard.release_slot)
         self._joining = Joining(
             parts, self._executor, self._others, self._handle, self._lose, self._take
         )
@@ -127,7 +128,9 @@ class Server:
         states = StateRequests(parts.decider, parts.shard, parts.roster, executor)
         script_settings = executor.script_settings
         reports = Reports(parts, script_settings, self._transfers, self._handle, self._rejoin)
-        return {**ends.handlers, **leasing.handlers, **states.handlers, **reports.handlers}
+        hosts = self._hosts = Hosts(parts, self._transfers, reports, self._take)
+        all_parts = (ends, leasing, states, reports, hosts)
+        return {kind: handler for one in all_parts for kind, handler in one.handlers.items()}
 
     def _own_handlers(self) -> dict[type, Callable[[PeerEnd, Any], None]]:
         return {
@@ -255,6 +258,7 @@ class Server:
             raise self._others.lost(number, reason)
         self._connections.close(end, tell_it)
         self._watchers.remove(end)
+        self._hosts.lost(end, reason)
         self._joining.numbers.remove(end)
         peer = self._roster.find(end)
         if peer is not None:
