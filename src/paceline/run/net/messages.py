@@ -28,11 +28,10 @@ Theory of operation
 
     The module `connection_messages` has the messages of the handshake, and those that a transport
     sends for its own use and handles itself; `number_messages` has those about the numbers of
-    workers, `server_messages` those between servers.
+    workers, `server_messages` those between servers, `host_messages` those with agents of hosts.
 
 Every message is a frozen value whose fields are validated when it is decoded. Bytes that aren't
-exactly one message of the expected sender raise `ProtocolError`, and nothing else. No sockets, no
-pickle.
+exactly one message of the expected sender raise `ProtocolError`. No sockets, no pickle.
 """
 
 import sys
