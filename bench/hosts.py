@@ -4,10 +4,11 @@
 Each system trains the same model in turn on new hosts. The table has the medians over several
 rounds. `bound` is the time that the busiest link needs for the bytes of a ring all-reduce, which
 all-reduces can't beat unless they first add up the gradients within each host. Paceline has servers
-beside the workers of every host with a fast link; `bfloat16` sends gradients and parameters in half
-precision. `predicted` is what the simulator says about the run to its left, given how long the
-workers computed. `sent` is what the busiest host sends in a step of the exact run, in sizes of the
-model; `in vain` is the share of the gradients' bytes that went into no update.
+beside the workers of every host with a fast link, and one agent for several workers of a host;
+`bfloat16` sends gradients and parameters in half precision. `predicted` is what the simulator says
+about the run to its left, given how long the workers computed; the workers of a host count as one.
+`sent` is what the busiest host sends in a step of the exact run, in sizes of the model; `in vain`
+is the share of the gradients' bytes that went into no update.
 """
 
 import argparse
@@ -122,9 +123,10 @@ def run_paceline(case: Case, hosts: Hosts, folder: Path, wire: str) -> tuple[Tra
         listen = f"{hosts.address(number)}:{PORT}"
         other = [*serve, "--connect", address, "--number", number, "--listen", listen]
         programs.append(hosts.popen(number, [*other, *script], **options))
-    for number in range(case.workers):
-        work = [*paceline, "work", "--connect", address, *token, "--number", number]
-        programs.append(hosts.popen(number // case.workers_per_host, [*work, *script], **options))
+    for host in range(case.hosts):
+        work = [*paceline, "work", "--connect", address, *token]
+        work += ["--processes", case.workers_per_host]
+        programs.append(hosts.popen(host, [*work, *script], **options))
     for program in programs:
         code = program.wait(STEP_S_MAX * steps)
         assert code == 0, f"a process of Paceline ended with exit code {code}"
@@ -162,12 +164,13 @@ def predicted_s(case: Case, trace: Trace) -> float:
     """Return what the simulator predicts for an update of this run."""
     gradients = [one for one in trace.records if isinstance(one, Gradient)]
     computed_s = median(one.compute_s for one in gradients)
-    model_bytes = median(one.pushed_bytes for one in gradients if one.fate is Fate.ACCEPTED)
+    pushed = [one.pushed_bytes for one in gradients if one.fate is Fate.ACCEPTED]
+    model_bytes = median(one for one in pushed if one)  # a sum counts for one of its workers
     network = f"model={model_bytes:.0f},bandwidth={case.bandwidth * EFFICIENCY:.0f}"
-    network += f",servers={case.servers},beside=true,workers_per_host={case.workers_per_host}"
+    network += f",servers={case.servers},beside=true"
     if case.slow_bandwidth is not None:
-        network += f"; worker {case.workers - 1} {case.slow_bandwidth * EFFICIENCY:.0f}"
-    spec = RunSpec(workers=case.workers, steps=WARM_UP + case.steps)
+        network += f"; worker {case.hosts - 1} {case.slow_bandwidth * EFFICIENCY:.0f}"
+    spec = RunSpec(workers=case.hosts, steps=WARM_UP + case.steps)
     simulated = simulate(case.policy, Cluster.parse(f"{computed_s}s", network), spec)
     applied_s = median(update.apply_s for update in trace.updates())
     times = [update.t for update in simulated.updates()][WARM_UP - 1 :]

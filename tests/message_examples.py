@@ -12,8 +12,9 @@ from msgspec import inspect
 from paceline.core.events import Fate
 from paceline.leases import Use
 from paceline.release import RELEASE
-from paceline.run.net import messages
+from paceline.run.net import host_messages, messages
 from paceline.run.net import server_messages as between
+from paceline.run.net.number_messages import AskRunSize, RunSize
 from paceline.run.tensors.state_spec import (
     OptimizerSpec,
     OptionChange,
@@ -69,6 +70,16 @@ EXAMPLES = [
     messages.SendPayload(4),
     messages.StopPayload(4),
     messages.DataAttached(),
+    host_messages.JoinAsHost(RELEASE, SPEC),
+    host_messages.HostWelcome("exact", "bfloat16", ("tcp:10.0.0.2:1",), (True,)),
+    host_messages.HostVersion(3, 7, None, False, None, (2,)),
+    host_messages.SendSum(3, 0, (1, 4), (8, 16)),
+    host_messages.SumSpoiled(3, (4,)),
+    messages.ReserveNumber(b"seat", RELEASE, 3, True),
+    messages.NumberReserved(b"seat", 3, 4, 7),
+    messages.LeaveRun(3, b"session"),
+    AskRunSize(),
+    RunSize(4),
     messages.RunProgress(4, 7, {0: 6, 3: 1}, (0,), {3: 2}, True, False, 7, "stopped"),
     between.JoinAsServer(1, RELEASE, SPEC, (True,), "tcp:127.0.0.1:4000"),
     between.ServerWelcome(3, 0.9, 1, False, "exact", "bfloat16"),
@@ -93,6 +104,7 @@ EXAMPLES = [
     between.RunOver(),
     between.PartReduced(8, {0: ((1.5, inf), ())}),
     between.PartArrived(4, 8, 1000, 2000),
+    between.PartMoved(4, 1000, 2000),
     between.PartLost(4, "it was closed"),
     between.Blamed(8, (2,)),
     between.PeerOpened(3, "not enough shared memory"),

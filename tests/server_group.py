@@ -26,8 +26,10 @@ from paceline.release import RELEASE
 from paceline.run.launch.environment import Identity
 from paceline.run.net import messages
 from paceline.run.net.address import listen, of_socket
+from paceline.run.net.channel import Channel
 from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import connect, connect_data
+from paceline.run.net.host_peer import HostedPeer, HostPeer
 from paceline.run.net.server_messages import ServerWelcome
 from paceline.run.net.shared_memory import SharedMemoryStore
 from paceline.run.net.tcp import TcpPeer
@@ -76,7 +78,9 @@ def sgd(**options: Any) -> Make:
 
 
 class HeldStream:
-    """A data connection whose sending side can be held back."""
+    """A data connection whose sending side can be held back, or sends only a part."""
+
+    most: int | None = None  # the bytes that are sent in one call before all others are held back
 
     def __init__(self, stream: DataSocket) -> None:
         self._stream = stream
@@ -86,7 +90,12 @@ class HeldStream:
 
     def send(self, buffers: list[memoryview]) -> int:
         """Send a part of these bytes; none if they are held back."""
-        return 0 if self.is_held else self._stream.send(buffers)
+        if self.is_held:
+            return 0
+        if self.most is None:
+            return self._stream.send(buffers)
+        self.is_held = True
+        return self._stream.send([memoryview(b"".join(buffers)[: self.most])])
 
 
 class SteppedListener(Listener):
@@ -228,6 +237,7 @@ class Group:
             self.refusals.append,
         )
         self.listener.step_others = self.step_others
+        self.listener.open_host = self._open_host
         self.others.connections = self.listener
         self.trace_path = folder / "trace.jsonl"
         self._recorder = Recorder(self.trace_path, Header.of("run", policy, settings.spec, {}))
@@ -241,6 +251,11 @@ class Group:
         self.running: dict[int, Part] = {}
         self.members: dict[int, Member] = {}
         self.is_closed = False
+
+    def _open_host(self, channel: Channel[Any], agent: HostPeer | None) -> HostPeer | HostedPeer:
+        if agent is not None:
+            return HostedPeer(channel, self._store, channel.session, agent)
+        return HostPeer(channel, self._store, channel.session, self.others)
 
     # -------------------------------------------------------------------------------- stepping
 

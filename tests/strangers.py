@@ -33,7 +33,7 @@ TIMEOUT_S = 20.0  # a test that would wait longer fails instead of hanging
 def prove(token: str, challenge: messages.Challenge, nonce: bytes = bytes(32)) -> messages.Proof:
     """Return the proof of a client that has this token."""
     return messages.Proof(
-        hmac.digest(token.encode(), b"worker" + nonce + challenge.nonce, "sha256")
+        hmac.digest(token.encode(), b"control" + nonce + challenge.nonce, "sha256")
     )
 
 
@@ -92,10 +92,12 @@ class RawPeer:
 
     # -------------------------------------------------------------- being a worker, by the rules
 
-    def join(self, worker: int, spec: StateSpec, ahead: tuple[int, ...] = ()) -> "RawPeer":
+    def join(
+        self, worker: int, spec: StateSpec, ahead: tuple[int, ...] = (), **fields: bytes
+    ) -> "RawPeer":
         """Join as this worker, which wants to hold batches; its slot is in `slot`."""
         self._end = self._open_end(spec)
-        self.send(messages.Join(worker, RELEASE, spec, ahead))
+        self.send(messages.Join(worker, RELEASE, spec, ahead, **fields))
         assert isinstance(self._end.receive(), messages.Welcome)
         self.slot = self._end.open_slot().slot
         return self

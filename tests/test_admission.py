@@ -2,6 +2,7 @@
 """Who may send, and when: the laws of the queue under every policy, and its rule by example."""
 
 from math import inf
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -458,3 +459,143 @@ def test_stalled_link_never_blocks_a_rule_that_can_do_without_it(policy):
         else:
             traffic.wait()
     assert traffic.cluster.version >= 8
+
+
+# --------------------------------------------------------------------------------------- pools
+
+
+def pooled(policy, *pools, workers=4, places=4, **spec):
+    """Return traffic whose workers are in these pools, and whose usual time is known."""
+    traffic = Traffic(policy, places, workers, **spec)
+    members = {worker: pool for pool in pools for worker in pool}
+    traffic.queue = AdmissionQueue(
+        traffic.cluster.decider, servers=places, transfers=1, pool_of=lambda w: members.get(w, ())
+    )
+    traffic.places, traffic.transfers = inf, inf  # of single gradients; sums take one place
+    return traffic
+
+
+def sums(traffic):
+    """Return the sums that are under way."""
+    sending = [w for w in traffic.cluster.asked if traffic.queue.is_admitted(w)]
+    return {traffic.queue.together_with(worker) for worker in sending}
+
+
+def announce(traffic, *workers, kind=0):
+    for worker in workers:
+        traffic.queue.announce(worker, kind=kind)
+    return traffic.queue.admit(traffic.now)
+
+
+def test_pool_waits_for_all_of_its_workers_that_still_compute():
+    traffic = pooled("sync", (0, 1), (2, 3))
+    assert announce(traffic, 0, 2) == []
+    assert announce(traffic, 1) == [0, 1]
+    assert sums(traffic) == {(0, 1)}
+    assert announce(traffic, 3) == [2, 3]
+
+
+def test_pool_does_not_wait_for_more_than_the_update_needs():
+    traffic = pooled("backup:1", (0, 1), (2, 3))
+    assert announce(traffic, 0, 2) == []
+    assert announce(traffic, 3) == [0, 2, 3]
+    assert sums(traffic) == {(0,), (2, 3)}
+
+
+def test_pool_does_not_wait_for_a_worker_that_is_gone():
+    traffic = pooled("sync", (0, 1), (2, 3))
+    announce(traffic, 0)
+    traffic.cluster.leave(1, after=0.0)
+    assert traffic.queue.admit(traffic.now) == [0]
+
+
+def test_only_one_sum_of_a_pool_is_under_way():
+    traffic = pooled("async", (0, 1, 2))
+    assert announce(traffic, 0) == [0]
+    assert announce(traffic, 1) == []
+    traffic.queue.arrived(0, traffic.now)
+    traffic.cluster.arrive(0, after=0.0)
+    assert traffic.queue.admit(traffic.now) == [1]
+
+
+def test_gradients_of_different_updates_are_never_added_up():
+    """Under async, each gradient makes an update."""
+    traffic = pooled("async", (0, 1, 2))
+    assert announce(traffic, 0, 1, 2) == [0]
+
+
+def test_rule_for_pairs_adds_up_pairs():
+    traffic = pooled("softsync:2", (0, 1, 2))
+    assert announce(traffic, 0, 1, 2) == [0, 1]
+
+
+def test_gradients_of_different_kinds_are_never_added_up():
+    traffic = pooled("sync", (0, 1, 2), workers=3)
+    announce(traffic, 0, kind=1)
+    announce(traffic, 1, kind=2)
+    assert announce(traffic, 2, kind=1) == [0, 2]
+    assert sums(traffic) == {(0, 2)}
+
+
+def test_what_is_left_of_a_sum_waits_again_before_all_others():
+    traffic = pooled("sync", (0, 1, 2))
+    announce(traffic, 0, 1, 2)
+    assert sums(traffic) == {(0, 1, 2)}
+    traffic.queue.withdraw(1)
+    traffic.cluster.leave(1, after=0.0)
+    assert not traffic.queue.is_admitted(0)
+    assert announce(traffic, 3) == [0, 2, 3]
+    assert sums(traffic) == {(0, 2), (3,)}
+
+
+def test_sum_that_has_arrived_is_usable_if_all_of_it_counts_for_one_update():
+    traffic = pooled("backup:1", (0, 1), (2, 3))
+    announce(traffic, 0, 1)
+    assert traffic.queue.is_usable((0, 1))
+    for worker in (2, 3):
+        traffic.cluster.arrive(worker, after=0.0)
+    assert not traffic.queue.is_usable((0, 1))
+    assert traffic.queue.is_usable((0,))
+
+
+def test_sum_takes_one_place():
+    traffic = pooled("async", (0, 1), (2, 3), places=1)
+    announce(traffic, 0)
+    traffic.queue.arrived(0, traffic.now + 1.0)
+    traffic.cluster.arrive(0, after=1.0)
+    assert announce(traffic, 1) == [1]
+    assert announce(traffic, 2) == []  # the only place is taken
+    assert traffic.queue.placed == (1,)
+
+
+@pytest.mark.parametrize("policy", POLICY_TABLE, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_pools_never_keep_a_run_waiting(policy, seed):
+    """When nobody computes any more, something is under way, or nothing that waits counts."""
+    rng = Random(seed)
+    traffic = pooled(policy, (0, 1), (2,), workers=3)
+    cluster, queue = traffic.cluster, traffic.queue
+    for _ in range(200):
+        busy = [w for w in cluster.working if w not in queue]
+        under_way = sorted(sums(traffic))
+        worthless = [
+            w for w in cluster.working if w in queue and not cluster.decider.would_accept(w)
+        ]
+        if worthless:
+            queue.withdraw(worthless[0])
+            cluster.arrive(worthless[0], after=0.0)
+        elif under_way and (not busy or rng.random() < 0.5):
+            arrived = rng.choice(under_way)
+            if queue.is_usable(arrived):
+                for worker in arrived:
+                    queue.arrived(worker, cluster.now)
+                    cluster.arrive(worker, after=0.0)
+            else:
+                queue.wait_again(arrived)
+        elif busy:
+            queue.announce(rng.choice(busy))
+        else:
+            assert not cluster.working, "everybody waits, and nothing is under way"
+            break
+        queue.admit(cluster.now)
+    assert cluster.decider.ledger.version > 5

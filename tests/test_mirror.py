@@ -15,8 +15,10 @@ TESTS = Path(__file__).parent
 ABOUT_THE_PROJECT = {
     "test_doc_code.py",
     "test_docs.py",
+    "test_docs_clusters.py",
     "test_docs_figures.py",
     "test_docs_lab.py",
+    "test_docs_launchers.py",
     "test_docs_pilots.py",
     "test_docs_results.py",
     "test_docs_scale.py",

@@ -23,6 +23,7 @@ from paceline.spec import RunSpec
 from storm.liar import LIES
 from storm.scenario import (
     DISK_FAULTS,
+    NOTICE_FAULTS,
     OTHER_SERVER_FAULTS,
     RUN_FAULTS,
     SERVER_FAULTS,
@@ -57,7 +58,8 @@ def test_no_law_is_broken(first):
 def test_every_kind_of_fault_is_planned():
     planned = {fault.kind for seed in range(1000) for fault in make_scenario(seed).faults}
     assert planned == {
-        *(*WORKER_FAULTS, *SERVER_FAULTS, *OTHER_SERVER_FAULTS, *DISK_FAULTS, *RUN_FAULTS)
+        *(*WORKER_FAULTS, *NOTICE_FAULTS, *SERVER_FAULTS, *OTHER_SERVER_FAULTS),
+        *(*DISK_FAULTS, *RUN_FAULTS),
     }
 
 
@@ -195,6 +197,14 @@ def test_second_signal_ends_the_run_at_once():
     outcome = run_storm(scenario)
     assert (outcome.violation, outcome.codes) == ("", [128 + signal.SIGINT, 0])
     assert outcome.virtual_s < 6
+
+
+def test_worker_that_leaves_with_notice_is_not_waited_for():
+    scenario = replace(calm(steps=9), faults=(Fault(0.01, "notice worker", worker=1),))
+    outcome = run_storm(scenario)
+    assert (outcome.violation, outcome.codes, outcome.version) == ("", [0], 9)
+    assert says(outcome, "worker 1 left: with notice")
+    assert not says(outcome, "restarting")
 
 
 def test_crash_of_a_script_ends_the_run():

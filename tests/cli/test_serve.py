@@ -57,9 +57,12 @@ def test_workers_started_elsewhere_train_with_the_server(script, tmp_path, trans
     assert moved == [transport == "tcp"] * 10
 
 
+ASKS_FIRST = "assert paceline.join().workers == 2\n"  # before it calls prepare
+
+
 def test_another_server_joins_the_first_over_tls(script, tmp_path):
     """All processes are started as users start them, each with a certificate of its own."""
-    path = script(TRAINING + QUIET + LOOP)
+    path = script(TRAINING + ASKS_FIRST + QUIET + LOOP)
     authority = Authority(tmp_path / "ca")
 
     def launch(verb, name, *words):
@@ -127,6 +130,7 @@ def test_server_that_does_not_belong_to_the_run_is_refused_with_a_line(script, t
     other = tmp_path / "other.py"
     other.write_text(path.read_text().replace("8", "9"))
     (tmp_path / "wrong").write_text("0" * 64)
+    (tmp_path / "wrong").chmod(0o600)
     words = ("-w", 1, "--steps", 5, "--servers", 2, "--token-file", "token")
     head = start(tmp_path, "serve", *words, "--out", "run", path, tmp_path)
     address = address_of(head)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline work`: wrong input; test_serve.py has runs."""
+"""`paceline work`: wrong input; test_work_launcher.py has runs."""
 
 import pytest
 
@@ -19,6 +19,11 @@ from cli_fixtures import refuse_wrong_input
             2,
             "no.pem",
         ),
+        (
+            "script.py --connect 127.0.0.1:1 --token-file token --number 0 --processes 2",
+            2,
+            "leave it out with --processes",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(call, script, tmp_path, wrong):
@@ -28,4 +33,4 @@ def test_wrong_input_is_one_line(call, script, tmp_path, wrong):
         (tmp_path / name).chmod(mode)
     words, code, named = wrong
     name, _, options = words.partition(" ")
-    refuse_wrong_input(call, tmp_path, (f"work {options} --number 0 {name}", code, named))
+    refuse_wrong_input(call, tmp_path, (f"work {options} {name}", code, named))

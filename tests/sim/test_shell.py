@@ -195,6 +195,17 @@ def test_killed_worker_frees_its_place_and_its_announcement_is_forgotten():
     assert [u.t for u in trace.updates()] == pytest.approx([6.1, 10.5, 12.6])
 
 
+def test_workers_of_the_host_that_is_ready_first_leave_places_to_others():
+    """Both links are full all the time: 2 s for the versions, 2 s for the gradients."""
+    network = "model=100MB,bandwidth=100MB,servers=2,beside=true,workers_per_host=4"
+    cluster = Cluster.parse("100ms; workers 4-7 x2", network)
+
+    times = [u.t for u in whole("sync", cluster, workers=8, steps=5).updates()]
+
+    steps = [later - earlier for earlier, later in pairwise(times)]
+    assert steps == pytest.approx([4.2] * 4)
+
+
 def test_stalled_link_blocks_only_a_rule_that_needs_its_worker():
     network = "model=100MB,bandwidth=100MB"
     cluster = Cluster.parse("100ms", network, "stall 2 at 20s for 100s; stall 2 at 30s for 10s")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.run.launch.environment import SERVER_LOST
 from storm.host import Host
-from storm.scenario import Scenario
+from storm.scenario import NOTICE_FAULTS, Scenario
 
 __all__ = ["Launch", "servers_without_records", "why_it_may_fail"]
 
@@ -109,6 +109,7 @@ def why_it_may_fail(host: Host, scenario: Scenario) -> str:
         "the script failed": launch.says("the script fails here", "exits with 9"),
         "the script crashed": launch.had("crash worker"),
         "the disk was full": launch.is_disk_full,
+        "a machine was given up": launch.had(*NOTICE_FAULTS),  # perhaps that of the last worker
         "nothing is restarted": not settings.restart and launch.lost_any,
         # The scripts may have ended before the server was killed.
         "nothing was saved": launch.lost_server and launch.says(NO_CHECKPOINT),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from paceline.run.launch.hangs import HUNG_SERVER_S
 from paceline.run.settings import Settings
+from storm.departures import say_goodbye
 from storm.host import Host
 from storm.laws import Violation
 from storm.liar import tell_lies
@@ -99,6 +100,13 @@ class Faults:
     def _freeze_worker(self, fault: Fault) -> int:
         plan = self._continue_after(fault.lasts_s)
         return self._signal(f"worker {fault.worker}", signal.SIGSTOP, plan)
+
+    def _notice_worker(self, fault: Fault) -> int:
+        """Let a worker leave because its machine is about to go."""
+        processes = self._host.processes(f"worker {fault.worker}")
+        for process in processes:
+            say_goodbye(self._host, process)
+        return len(processes)
 
     def _liar(self, fault: Fault) -> bool:
         tell_lies(self._host, fault)

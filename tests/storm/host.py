@@ -80,6 +80,7 @@ class Host:
         self.monitor: RunMonitor | None = None  # what the launcher knows about the server
         self.is_supervising = False  # the launcher still decides on its exit code
         self.server_deaths: list[int] = []  # points of their lives at which the next servers die
+        self.runs: dict[int, WorkerRun] = {}  # of workers, by pid
         self._incarnations = 0
 
     @contextmanager
@@ -159,6 +160,8 @@ class Host:
 
     def _work(self, process: Process, who: Identity) -> int:
         run = WorkerRun(who, lambda _, spec: lambda: self.dial(process, spec), self.system)
+        self.runs[process.pid] = run
+        process.on_exit.append(lambda: self.runs.pop(process.pid))
         with suppress(LoaderEnded):
             self.script.train(run)
         run.leave()

@@ -282,5 +282,5 @@ MUTANTS = (
     Mutant("the parts of other servers aren't awaited", OtherServers, "expect", _expects_none, 1),
     Mutant("other servers don't release slots", HeadShard, "release_slot", _only_on_head, 15),
     Mutant("other servers aren't loaded", HeadShard, "send_parts", _nothing, 1),
-    Mutant("stopped servers but the head stay", PartServers, "end_frozen", _no_list, 5),
+    Mutant("stopped servers but the head stay", PartServers, "end_frozen", _nothing, 5),
 )

@@ -62,9 +62,10 @@ class StormProcesses:
         assert process.code is not None
         failure, has_failed = process.failure, process.code > 0
         child.pid, child.code = None, process.code
+        child.has_left = process.has_left
         child.error_code = failure[1] if failure and has_failed else 0
         child.is_broken = -process.code == signal.SIGSEGV and process.has_joined
-        child.exit_text = describe_exit(process.code)
+        child.exit_text = "left with notice" if child.has_left else describe_exit(process.code)
         if failure and has_failed:
             if first := self._first.get(failure[0]):
                 before = "before" if first == child.name else first

@@ -44,8 +44,10 @@ RUN_FAULTS = (
     *("terminate", "terminate twice", "kill launcher", "lose power", "clock leaps"),
     "wall clock jumps",
 )
+NOTICE_FAULTS = ("notice worker",)
 OTHER_SERVER_FAULTS = ("kill other server", "kill other server", "freeze other server")
 OTHER_SERVER_SHARE = 0.15  # of all faults, if there are other servers
+NOTICE_SHARE = 0.15  # of the faults of workers: their machine is about to go, and says so
 LATE = 0.1  # how many faults may happen after the expected end of the run
 POINTS = 400  # a server has about so many left in its life; small numbers are more likely
 SCRIPT_FAULTS = ("raise", "exit", "nan", "hang")
@@ -192,6 +194,9 @@ def _fault(chance: Random, calm: Scenario) -> Fault:
     lasts_s = round(chance.choice([0.1, 1.0, 8.0]) * chance.random(), 3)
     kind, worker = chance.choice(kinds), chance.randrange(calm.settings.spec.workers)
     point = int(POINTS ** chance.random())
+    notice = Random(f"notice {calm.seed} {at_s} {kind} {point}")  # drawn apart from the rest
+    if kind in WORKER_FAULTS and notice.random() < NOTICE_SHARE:
+        kind = notice.choice(NOTICE_FAULTS)
     if calm.settings.servers > 1:  # drawn apart from the rest, which stays the same
         other = Random(f"other server {calm.seed} {at_s} {kind} {point}")
         if other.random() < OTHER_SERVER_SHARE:

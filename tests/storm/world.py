@@ -134,6 +134,7 @@ class Process:
         self.is_alive = True
         self.is_frozen = False  # it was sent SIGSTOP
         self.has_joined = False  # it is a worker with read-only parameters
+        self.has_left = False  # it is a worker that left with notice
         self.is_locked = False  # its threads wait for each other for ever, as in a dead lock
         self.code: int | None = None  # its exit code; negative: the signal that killed it
         self.disk_waits = 0  # how many of its threads wait for the disk

@@ -6,6 +6,7 @@ import pytest
 from failures import troubled
 from paceline.core.events import Fate
 from paceline.trace.schema import (
+    WITH_NOTICE,
     Ended,
     Gap,
     Gradient,
@@ -78,6 +79,7 @@ def test_worker_that_is_killed_after_the_end_was_busy_until_the_end() -> None:
         (turn(1, 1.0, 15.0),),  # it was slow
         (turn(1, 1.0, 25.0, LATE),),  # it ended its turn after the end of the run
         (Left(12.0, 1),),
+        (Left(12.0, 1, WITH_NOTICE, 2.0),),
         (Left(3.0, 1, "killed", 1.0),),  # less than LONG_S
         (turn(1, 1.0, 7.0), Left(24.0, 1, "killed", 7.0)),  # as long as its other turns
         (Paused(2.0, "too few workers"),),

@@ -131,14 +131,16 @@ def serve(options: ServeOptions) -> None:
 )
 @accepts(WorkOptions)
 def work(options: WorkOptions) -> None:
-    """Join a run on another machine as one of its workers.
+    """Start workers for a run whose server is on another machine.
 
-    The script and its arguments must be those of the server. The worker waits until the server is
-    there, and joins again after it has lost it.
+    The script and its arguments must be those of the server. Waits until the server is there; it
+    gives each worker a number. Workers that lose the server join again, those that die are
+    restarted.
 
     \b
-    Example:
-      paceline work --connect 10.0.0.5:29400 --token-file token --number 2 train.py
+    Examples:
+      paceline work --connect 10.0.0.5:29400 --token-file token train.py
+      paceline work --connect 10.0.0.5:29400 --token-file token --processes 4 train.py
     """
     _load("work").run(options)
 

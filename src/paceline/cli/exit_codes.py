@@ -37,8 +37,9 @@ VERB_CODES = {
         "0": "success",
         "1": "the script failed",
         "2": "wrong input",
-        "4": "the server refused this worker",
+        "4": "the server refused these workers",
         "5": "no server was found, or it was lost",
+        "130": "stopped with Ctrl-C",
     },
     "compare": {
         "0": "success",

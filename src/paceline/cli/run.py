@@ -18,6 +18,7 @@ from paceline.errors import SpecError
 from paceline.latency import parse_latency
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.launcher import Launcher, Reachable
+from paceline.run.launch.outer_launcher import is_announced
 from paceline.run.launch.run_folder import finished_at, new_run_dir
 from paceline.run.launch.screen import ignoring_closed_stream
 from paceline.run.launch.spawner import RemoteSpawner
@@ -25,7 +26,7 @@ from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
 from paceline.watch.words import join_words, plural
 
-__all__ = ["Load", "Place", "launch", "new_settings", "run", "start"]
+__all__ = ["Hosting", "Load", "launch", "new_settings", "run", "start"]
 
 ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
 SPEC_OPTIONS = frozenset({"workers", "steps", "samples", "min_workers", "late", "seed"})
@@ -57,7 +58,7 @@ Connect = Callable[[Settings], AbstractContextManager[RemoteSpawner | None]]
 """Connects to a cluster for a run with these settings; None: the run is on this machine."""
 
 
-class Place(NamedTuple):
+class Hosting(NamedTuple):
     """Where the processes of a run are started."""
 
     forkserver: ForkServer
@@ -251,17 +252,26 @@ def _run(
         _warn_about_unused_wire(settings)
     weights_before, trace = _weights(run_dir), run_dir / "trace.jsonl"
     size_before = _size(trace)
+    to_continue = _to_continue(run_dir, reachable)
     with ForkServer(Path(settings.script)) as forkserver:
         first_line = _first_line(settings, run_dir, options.resume is not None)
-        place = Place(forkserver, reachable, cluster)
+        place = Hosting(forkserver, reachable, cluster)
         code = launch(settings, run_dir, place, load, first_line)
     with ignoring_closed_stream(sys.stdout):
         if _size(trace) != size_before:  # otherwise nothing ran, and the trace is an older one
             load("end_of_run").print_report(trace)
             sys.stdout.flush()
     with ignoring_closed_stream(sys.stderr):
-        _print_files(run_dir, _weights(run_dir) - weights_before)
+        _print_files(run_dir, _weights(run_dir) - weights_before, to_continue)
     return code
+
+
+def _to_continue(run_dir: Path, reachable: Reachable | None) -> str:
+    """Return the command that continues the run in this folder."""
+    words = f"--resume {quote(str(run_dir))}"
+    if is_announced():
+        return f"PACELINE_OPTIONS={quote(words)} torchrun ..."
+    return f"paceline {'run' if reachable is None else 'serve'} {words}"
 
 
 def _size(path: Path) -> int | None:
@@ -272,12 +282,12 @@ def _size(path: Path) -> int | None:
 def launch(
     settings: Settings,
     run_dir: Path,
-    place: Place,
+    place: Hosting,
     load: Load,
     first_line: str = "",
 ) -> int:
     """Run to the end, with a live panel on a terminal; return the exit code."""
-    is_live = sys.stderr.isatty()
+    is_live = sys.stderr.isatty() and not is_announced()  # other processes write there, too
     settings = msgspec.structs.replace(settings, progress=not is_live)
     launcher = Launcher(settings, run_dir, place.forkserver, place.reachable, place.cluster)
     if place.cluster is None:
@@ -333,7 +343,7 @@ def _is_over(run_dir: Path, options: RunOptions) -> bool:
     return True
 
 
-def _print_files(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
+def _print_files(run_dir: Path, written: set[tuple[Path, int, int]], to_continue: str) -> None:
     """Print where the results are, and how to continue a run that did not finish."""
     trace, weights = run_dir / "trace.jsonl", sorted(path for path, *_ in written)
     if trace.exists():  # a run that failed before it started has none
@@ -341,4 +351,4 @@ def _print_files(run_dir: Path, written: set[tuple[Path, int, int]]) -> None:
     if weights:
         print(f"Weights: {', '.join(map(str, weights))}", file=sys.stderr)
     if finished_at(run_dir) is None and _has_checkpoint(run_dir):
-        print(f"Continue with: paceline run --resume {quote(str(run_dir))}", file=sys.stderr)
+        print(f"Continue with: {to_continue}", file=sys.stderr)

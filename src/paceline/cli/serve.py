@@ -11,6 +11,7 @@ from paceline.cli.work import become, head_address, tls_files
 from paceline.errors import SpecError
 from paceline.run.launch.environment import Identity, check_listening, check_private
 from paceline.run.launch.launcher import Reachable
+from paceline.run.launch.outer_launcher import is_announced
 from paceline.run.launch.run_folder import write_token
 from paceline.run.net.address import is_loopback, tcp_address
 
@@ -24,7 +25,7 @@ def run(options: ServeOptions, load: Load) -> None:
         _join_as_server(options, address)
     if options.number is not None:
         raise SpecError("--number needs --connect, the address of the first server")
-    if options.token_file is None and not is_loopback(address):
+    if options.token_file is None and not is_loopback(address) and not is_announced():
         raise SpecError(
             f"other hosts can reach {options.listen}, so their workers need a secret: give a "
             "--token-file, which is created if it doesn't exist, and copy it to their hosts"

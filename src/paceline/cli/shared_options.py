@@ -23,11 +23,15 @@ __all__ = [
     "Epochs",
     "Experiments",
     "Faults",
+    "HostOutput",
+    "HostProcesses",
+    "HostRestart",
     "LabOut",
     "Late",
     "Latency",
     "MinWorkers",
     "Network",
+    "NumberOfWorker",
     "Plot",
     "RealLatency",
     "RealSeed",
@@ -231,6 +235,32 @@ WireParameters = Annotated[
         help="How parameters travel to workers over TCP. If they are rounded, workers compute "
         "gradients at the rounded parameters; the server keeps the exact ones. Shared memory "
         "is always exact."
+    ),
+]
+
+HostProcesses = Annotated[
+    int, typer.Option(min=1, max=1000, help="How many workers to start on this host.")
+]
+NumberOfWorker = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="The number of the worker, if you want to choose it. Those of a run with W workers "
+        "are 0 to W-1; more are additional backups. [default: one that is free]",
+    ),
+]
+HostRestart = Annotated[
+    bool,
+    typer.Option(
+        help="Restart workers that die: after 0.5 s, 1 s, 2 s and so on, up to 5 times in a row "
+        "without progress."
+    ),
+]
+HostOutput = Annotated[
+    Literal["first", "all"],
+    typer.Option(
+        help="Whose standard output to show: that of the first worker of this host, or that of "
+        "all. Errors are always shown."
     ),
 ]
 

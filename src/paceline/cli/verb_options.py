@@ -21,11 +21,15 @@ from paceline.cli.shared_options import (
     Epochs,
     Experiments,
     Faults,
+    HostOutput,
+    HostProcesses,
+    HostRestart,
     LabOut,
     Late,
     Latency,
     MinWorkers,
     Network,
+    NumberOfWorker,
     Plot,
     RealLatency,
     RealSeed,
@@ -272,14 +276,10 @@ class WorkOptions:
         str, typer.Option(metavar="HOST:PORT", help="The address that `paceline serve` shows.")
     ]
     token_file: Annotated[Path, typer.Option(help="A copy of the server's file with the secret.")]
-    number: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="The number of this worker. Those of a run with W workers are 0 to W-1; more are "
-            "additional backups.",
-        ),
-    ]
+    processes: HostProcesses = 1
+    number: NumberOfWorker = None
+    restart: HostRestart = True
+    output: HostOutput = "first"
     tls_cert: Annotated[
         Path | None,
         typer.Option(help="This worker's certificate, if the server asks for one (--tls-ca)."),

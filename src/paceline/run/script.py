@@ -9,7 +9,6 @@ with plain `python`, trains alone as a run of one worker.
 """
 
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,14 +22,16 @@ from torch import Tensor, nn
 
 from paceline.core.events import Fate
 from paceline.errors import SpecError
-from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_joining
+from paceline.run.launch.child import call_at_success, end_cleanly_at, tell_joining, tell_leaving
 from paceline.run.launch.environment import Identity, threads
 from paceline.run.launch.environment import identity as identity_from_environment
 from paceline.run.launch.run_folder import settings_of
+from paceline.run.launch.torchrun import join_torchrun
 from paceline.run.prepare_arguments import Prepared
 from paceline.run.saving import make_saves_atomic
 from paceline.run.server.assembly import LocalHost, TrainedObjects, serve_run
 from paceline.run.server.part_host import serve_part
+from paceline.run.server.run_size import workers_of
 from paceline.run.settings import Settings
 from paceline.run.step_hooks import call_after_step
 from paceline.run.system import SYSTEM, System
@@ -40,12 +41,14 @@ from paceline.run.tensors.state_spec import StateSpec
 from paceline.run.worker.batch_sources import BatchSource, LeasedSource, OwnSource
 from paceline.run.worker.batch_stream import BatchStream, StreamSettings
 from paceline.run.worker.connection import Dialer, ServerConnection, dialer
+from paceline.run.worker.departure import Departure
 from paceline.run.worker.last_gradient import Last
 from paceline.run.worker.load_guard import guard_loading
 from paceline.run.worker.optimizer import pace
 from paceline.run.worker.pass_iterator import LoaderEnded
 from paceline.run.worker.replica import Replica
 from paceline.run.worker.sampler import ahead_of, count_samples, order_of, with_shared_order
+from paceline.run.worker.seeds import seed_apart
 from paceline.run.worker.worker import Worker
 
 __all__ = ["Run", "join"]
@@ -61,6 +64,9 @@ def join() -> "Run":
     A script that was started by hand becomes a run of one worker.
     """
     own = identity_from_environment()
+    started = join_torchrun() if own is None else None
+    if started is not None:
+        own = started.identity
     if own is None:
         return Alone()
     if (count := threads()) is not None:
@@ -69,7 +75,10 @@ def join() -> "Run":
     make_saves_atomic(own)
     if own.worker is None:
         return ServerRun(own)
-    run = WorkerRun(own)
+    run = WorkerRun(own, dialer if started is None else started.renewing(dialer))
+    if started is not None:
+        started.watch_end(run.disconnect)
+    run.departure.watch()
     call_at_success(run.leave)
     end_cleanly_at(LoaderEnded)
     # A loader's processes must not keep the connection: its closing tells the server that we died.
@@ -184,6 +193,7 @@ class WorkerRun(Run):
         self._identity = identity
         self._make_dialer = make_dialer
         self._system = system
+        self.departure = Departure(identity, tell_leaving)
         self._server: ServerConnection | None = None
         self._worker: Worker | None = None
 
@@ -194,14 +204,15 @@ class WorkerRun(Run):
         dial = self._make_dialer(self._identity, training_state.spec)
         ahead = tuple([ahead_of(loader) for loader in prepared.loaders])
         server = self._server = ServerConnection(
-            self.worker, training_state.spec, dial, ahead, self._system
+            self.worker, training_state.spec, dial, ahead, self._system, self._identity.seat
         )
+        server.check, self.departure.session = self.departure.check, server.session
         worker = self._worker = Worker(self.worker, replica, prepared.schedulers, server)
         for number, optimizer in enumerate(prepared.optimizers):
             pace(optimizer, number, worker)
         guard_loading(prepared.models, self._before_loading)
         if self.worker and not worker.welcome.position:
-            _seed_apart(self.worker)
+            seed_apart(self.worker)
         returned = [self._wrap(one, prepared.loaders, worker) for one in prepared.given]
         tell_joining()
         worker.begin()
@@ -209,7 +220,7 @@ class WorkerRun(Run):
 
     def leave(self) -> None:
         """Tell the server that the script has ended, if it has joined a run."""
-        if self._worker is not None:
+        if self._worker is not None and not self.departure.has_begun:
             self._worker.leave()
 
     def disconnect(self) -> None:
@@ -267,7 +278,7 @@ class WorkerRun(Run):
     def workers(self) -> int:  # type: ignore[override] # scripts only read it
         """How many workers the run was started with."""
         if self._worker is None:  # a script may divide its data before it calls prepare
-            return settings_of(self._identity.run_dir).spec.workers
+            return workers_of(self._identity)
         return self._worker.welcome.workers
 
     @property
@@ -330,18 +341,6 @@ class WorkerRun(Run):
                 self._replica.load_again()
 
 
-def _seed_apart(worker: int) -> None:
-    """Give each worker different random numbers, although the script seeds all processes alike.
-
-    Otherwise dropout and random augmentation would be the same in every worker.
-    """
-    torch.manual_seed(torch.initial_seed() + worker)
-    random.seed(f"{random.getrandbits(64)} {worker}")
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"]
-        numpy.random.seed((int(numpy.random.randint(2**31)) + worker) % 2**32)
-
-
 class ServerRun(Run):
     """The server of a run."""
 
@@ -354,7 +353,7 @@ class ServerRun(Run):
     @property
     def workers(self) -> int:  # type: ignore[override] # read only, as in a worker
         """How many workers the run was started with."""
-        return settings_of(self._identity.run_dir).spec.workers
+        return workers_of(self._identity)
 
     def _prepare(self, prepared: Prepared) -> list[Any]:
         prepared.check()

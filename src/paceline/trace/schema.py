@@ -40,6 +40,7 @@ __all__ = [
     "FORMAT",
     "NAME",
     "STOPPED",
+    "WITH_NOTICE",
     "Awaited",
     "Ended",
     "Gap",
@@ -72,6 +73,9 @@ LINES_AT_ONCE = 10_000  # that are encoded before they are written
 
 FINISHED = "finished"  # the run made all its updates
 STOPPED = "stopped"  # the run was stopped before that
+
+WITH_NOTICE = "with notice"
+"""Why a worker left that had said so, because its host was about to go; this is no failure."""
 
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]

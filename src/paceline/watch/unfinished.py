@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from paceline.core.events import Fate
 from paceline.core.policies import Backup, Deadline, Delayed, Sync
 from paceline.trace.schema import (
+    WITH_NOTICE,
     Ended,
     Gradient,
     Joined,
@@ -93,7 +94,7 @@ class _Turns:
                 self._forget(record.worker)
             case Left():
                 self._forget(record.worker)
-                if record.working_since is not None:
+                if record.working_since is not None and record.reason != WITH_NOTICE:
                     since, is_early = record.working_since, record.t <= self._end
                     self.found += self._judge(record.worker, since, record.t, has_left=is_early)
             case Paused():

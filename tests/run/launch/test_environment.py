@@ -29,9 +29,11 @@ WITH_CA = replace(WORKER, tls=TlsFiles(ca="/ca"))
 OTHER_SERVER = replace(SERVER, run_dir=Path(), server=2, listen="tcp:10.0.0.6:29401")
 MOVED = replace(WORKER, address="", address_file=Path("/run/address"))
 
+ELSEWHERE = replace(WORKER, run_dir=Path(), workers=4, seat=b"seat")
+
 
 @pytest.mark.parametrize(
-    "who", [SERVER, WORKER, WITH_SOCKET, WITH_TLS, WITH_CA, OTHER_SERVER, MOVED]
+    "who", [SERVER, WORKER, WITH_SOCKET, WITH_TLS, WITH_CA, OTHER_SERVER, ELSEWHERE, MOVED]
 )
 def test_identity_survives_the_environment(who):
     assert identity(variables(who)) == who
@@ -58,6 +60,7 @@ def test_process_without_a_role_has_no_identity():
         (WORKER, {"PACELINE_WORKER": "-1"}, "the number of a worker, got '-1'"),
         (WORKER, {"PACELINE_WORKER": "first"}, "the number of a worker, got 'first'"),
         (WORKER, {"PACELINE_WORKER": "²"}, "the number of a worker, got '²'"),
+        (WORKER, {"PACELINE_SEAT": "here"}, "PACELINE_SEAT must be hexadecimal, got 'here'"),
         (SERVER, {"PACELINE_SERVER": "-1"}, "the number of a server, got '-1'"),
         (SERVER, {"PACELINE_SERVER": "first"}, "the number of a server, got 'first'"),
         (SERVER, {"PACELINE_SERVER": ""}, "the number of a server, got ''"),

@@ -143,6 +143,7 @@ class World:
         self.report = HangReport(self.monitor, self.processes, self.said.append, self.system)
         self.server = child("server", None, 7)
         self.workers = [child(f"worker {n}", n, 20 + n) for n in range(5)]
+        self.others = []
 
     def tick(self, seconds=0.2, is_heard=True):
         """Let time pass; return what is said then."""
@@ -150,7 +151,7 @@ class World:
         if is_heard:
             self.monitor.heard_at = self.now
         self.said.clear()
-        self.report.tick(self.server, self.workers)
+        self.report.tick(self.server, self.workers, self.others)
         return list(self.said)
 
 
@@ -214,6 +215,27 @@ def test_silent_server_is_reported_instead_of_the_workers(world):
     assert world.processes.asked == ["server"]
     world.monitor.is_saving = True
     assert world.tick(1000.0, is_heard=False) == []
+
+
+def test_servers_that_a_silent_one_may_wait_for_are_reported(world):
+    world.others = [child("server 1", None, 8), child("server 2", None, 9), child("x", None, None)]
+    world.processes.lines = {"server": "train.py:7", "server 1": "train.py:7"}
+    world.stopped = {9}
+    stopped = "the server may be waiting for server 2; it was stopped (SIGSTOP)"
+    assert world.tick(SILENT_SERVER_S, is_heard=False) == [stopped]
+    assert world.tick(is_heard=False) == [
+        "the server hasn't answered for 10 s; it is at train.py:7",
+        "the server may be waiting for server 1; it is at train.py:7",
+    ]
+    assert world.tick(1000.0, is_heard=False) == []
+
+
+def test_server_that_was_stopped_waits_for_no_other(world):
+    world.others = [child("server 1", None, 8)]
+    world.stopped = {7}
+    stopped = "the server hasn't answered for 10 s; it was stopped (SIGSTOP)"
+    assert world.tick(SILENT_SERVER_S, is_heard=False) == [stopped]
+    assert world.processes.asked == []
 
 
 def test_server_that_does_not_reach_prepare_is_reported(world):

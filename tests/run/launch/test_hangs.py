@@ -13,7 +13,7 @@ import pytest
 
 from failures import TRAINING, counts, joins_and_leaves, troubled
 from paceline.errors import PeerLost
-from paceline.run.launch import hangs
+from paceline.run.launch import hangs, launcher
 from paceline.run.launch.environment import Identity
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.hangs import (
@@ -27,6 +27,7 @@ from paceline.run.launch.hangs import (
 from paceline.run.launch.launcher import Launcher
 from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.processes import Child
+from paceline.run.launch.screen import PlainScreen
 from paceline.run.process_status import ProcessStatus
 from paceline.run.settings import Settings
 from paceline.run.system import System
@@ -272,15 +273,28 @@ def trouble(run):
     assert ran.err.count("worker 1 was still running 0.5 s after the last update and was") == 1
 
 
-def test_stopped_worker_that_uses_tcp_is_named_and_stays_in_the_run(launch):
+class Reader(PlainScreen):
+    """A screen that tells the script when a line says that a worker was stopped."""
+
+    def __init__(self, run_dir):
+        self._run_dir = run_dir
+
+    def line(self, text, to):
+        super().line(text, to)
+        if "it was stopped (SIGSTOP)" in text:
+            (self._run_dir / "seen.word").touch()
+
+
+def test_stopped_worker_that_uses_tcp_is_named_and_stays_in_the_run(launch, monkeypatch, tmp_path):
     """The server can't see that it is stopped: it may be on another host."""
+    monkeypatch.setattr(launcher, "PlainScreen", lambda: Reader(tmp_path / "run-1"))
     source = """
     import threading
 
     def continue_it():
         pid = int(wait_for("stopped"))
         wait_until(lambda: in_the_trace(type="awaited", worker=1))
-        time.sleep(1.0)  # for the line of the launcher
+        wait_for("seen")
         os.kill(pid, signal.SIGCONT)
 
     def trouble(run):

@@ -6,6 +6,7 @@ The model has 1.5 million parameters, so that each of three servers has some of 
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from failures import HELPERS, troubled
-from paceline.run.launch import part_servers, restarts
+from paceline.run.launch import hang_report, hangs, part_servers, restarts
 from paceline.run.launch.launcher import Launcher
 from paceline.run.settings import Settings
 from paceline.run.tensors.layout import gather
@@ -215,6 +216,52 @@ def test_killed_server_is_replaced_and_does_not_change_the_result(train, alone, 
     assert "Traceback" not in err
 
 
+IMPATIENT = """
+from paceline.run.server import part_host
+part_host.LINGER_S = 1
+"""
+
+
+def test_server_that_gets_sigterm_is_replaced(train, alone):
+    """Only the head can stop the run, so this is a loss like any other."""
+    trouble = """
+def trouble(run):
+    def strike():
+        tell("struck", pids_of(1)[-1])
+        os.kill(pids_of(1)[-1], signal.SIGTERM)
+        wait_until(lambda: in_the_trace(type="restored"))
+    once_after_a_checkpoint(run, 8, "time", strike)
+"""
+    folder = train("asked", IMPATIENT + trouble)
+    check_struck(folder, 1)
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    assert "server 1 was killed by SIGTERM; restarting" in err
+    assert "Traceback" not in err
+
+
+def test_run_whose_processes_all_get_sigterm_is_saved(train, alone):
+    """As systemd and Slurm do it. The other servers stay until the head has saved the run."""
+    trouble = f"""
+def trouble(run):
+    def stop_all():
+        for server in (1, 2, 0):
+            os.kill(pids_of(server)[-1], signal.SIGTERM)
+        os.kill({os.getpid()}, signal.SIGTERM)
+        wait_until(lambda: in_the_trace(type="stopped"))
+    if run.version == 4 and run.worker == 1 and not was_told("all"):
+        tell("all")
+        stop_all()
+"""
+    folder = train("stopped", trouble, code=143, checkpoint_every="1000")
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["0000000004.ckpt"]
+    assert (folder / "weights.pt").exists()
+    err = (folder / "err").read_text()
+    assert "lost server" not in err
+    assert "failed" not in err
+    assert_equal(results(train("stopped", trouble)), alone)
+
+
 def test_killed_server_is_replaced_over_tls(train, alone, tls_files):
     """The checkpoints of all servers and the optimizer's state travel over TLS, too."""
     files = {"tls_cert": tls_files.cert, "tls_key": tls_files.key, "tls_ca": tls_files.ca}
@@ -280,6 +327,48 @@ def trouble(run):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert_equal(results(train("stopped", trouble)), alone)
+
+
+STRIKING_ITSELF = """
+def trouble(run): pass
+
+import threading
+from torch.optim import adam as module
+functional, calls = module.adam, []
+
+def strike_once(*args, **kwargs):
+    functional(*args, **kwargs)
+    calls.append(1)
+    if ROLE == "server" and NUMBER == "1" and len(calls) == 8 and not was_told("struck"):
+        wait_until((OUT / "checkpoints" / "0000000006.ckpt").exists)
+        tell("struck", os.getpid())
+        HOW
+
+module.adam = strike_once
+"""
+
+
+def test_server_that_hangs_is_found_and_replaced(train, alone, monkeypatch):
+    """The head waits for it and looks hung as well, so all servers begin again."""
+    monkeypatch.setattr(hangs, "HUNG_SERVER_S", 2.0)
+    monkeypatch.setattr(hang_report, "SILENT_SERVER_S", 0.5)
+    folder = train("hung", STRIKING_ITSELF.replace("HOW", "threading.Event().wait()"))
+    check_struck(folder, 1)
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    where = "the server may be waiting for server 1; it is at script.py:"
+    assert re.search(re.escape(where) + r"\d+ \(`threading\.Event\(\)\.wait\(\)`\)", err), err
+    assert "server has neither answered nor used the processor for 2 s; killing it" in err
+    assert "server 1, for which it may have been waiting, is killed as well" in err
+    assert "Traceback" not in err
+
+
+def test_server_that_exits_as_if_the_run_were_over_is_replaced(train, alone):
+    folder = train("exited", STRIKING_ITSELF.replace("HOW", "os._exit(0)"))
+    check_struck(folder, 1)
+    assert_equal(results(folder), alone)
+    err = (folder / "err").read_text()
+    assert "server 1 failed with exit code 0; restarting" in err
 
 
 BROKEN = """

@@ -147,12 +147,12 @@ def test_data_connection_cannot_be_moved_to_another_session(overheard):
     first, _ = overheard.control()
     second, _ = overheard.control()
     intruder = overheard.intruder()
-    worker = Authenticator(overheard.address, TOKEN, data_of=first.session)
+    worker = Authenticator(overheard.address, TOKEN, "data", first.session)
     intruder.send(worker.hello())
     while not intruder.wait_readable(0.0):
         overheard.listener.wait(0.01)
     proof = worker.prove(intruder.receive())
-    moved = messages.Proof(proof.proof, second.session)
+    moved = messages.Proof(proof.proof, second.session, "data")
     assert overheard.answers(intruder, moved) == [WRONG]
 
 
@@ -160,7 +160,7 @@ def test_data_connection_cannot_be_moved_to_another_session(overheard):
 def test_proof_of_a_data_connection_opens_nothing_else(overheard, session):
     channel, _ = overheard.control()
     intruder = overheard.intruder()
-    worker = Authenticator(overheard.address, TOKEN, data_of=channel.session)
+    worker = Authenticator(overheard.address, TOKEN, "data", channel.session)
     intruder.send(worker.hello())
     while not intruder.wait_readable(0.0):
         overheard.listener.wait(0.01)

@@ -129,7 +129,7 @@ def test_large_version_and_gradient_arrive_complete(large):
     assert torch.equal(weight(views), weight(buffer.views))
     weight(slot).copy_(weight(views) * 2)
     report = turn(large, peer, worker, 1)
-    assert torch.equal(weight(peer.delivered(report)), weight(buffer.views) * 2)
+    assert torch.equal(weight(peer.delivered(report).slot), weight(buffer.views) * 2)
 
 
 def test_moved_bytes_are_counted_once_with_their_headers(large):
@@ -172,7 +172,7 @@ def test_announced_gradient_is_complete_before_its_report_is_received(large):
     weight(slot).fill_(3.0)
     announced(large, peer, worker).admit()
     assert received(large, peer, worker) == [REPORT]
-    assert weight(peer.delivered(REPORT)).eq(3.0).all()
+    assert weight(peer.delivered(REPORT).slot).eq(3.0).all()
 
 
 # ------------------------------------------------------------------------ cancelled by the server
@@ -199,7 +199,7 @@ def test_version_that_is_cancelled_before_the_worker_reads_stops_soon():
         views = worker.fetch(worker.receive())
         assert weight(views).eq(2.0).all()
         weight(slot).fill_(5.0)
-        assert weight(peer.delivered(turn(tcp, peer, worker, 2))).eq(5.0).all()
+        assert weight(peer.delivered(turn(tcp, peer, worker, 2)).slot).eq(5.0).all()
 
 
 def test_cancelling_another_turn_does_not_stop_the_version(large):
@@ -232,7 +232,7 @@ def test_gradient_that_is_withdrawn_before_its_admission_is_never_sent(large):
     settle(large, worker)
     assert peer.take_moved() == Moved()
     weight(slot).fill_(2.0)
-    assert weight(peer.delivered(turn(large, peer, worker, 2))).eq(2.0).all()
+    assert weight(peer.delivered(turn(large, peer, worker, 2)).slot).eq(2.0).all()
 
 
 def test_gradient_that_is_withdrawn_on_its_way_stops_soon_and_the_next_one_arrives():
@@ -245,14 +245,14 @@ def test_gradient_that_is_withdrawn_on_its_way_stops_soon_and_the_next_one_arriv
             if peer._receiver.received_bytes > 3 * CHUNK_BYTES:
                 break
         announcement.withdraw()
-        kept = weight(peer.delivered(REPORT)).clone()
+        kept = weight(peer.delivered(REPORT).slot).clone()
         settle(tcp, worker)
         assert 3 * CHUNK_BYTES < peer.take_moved().to_server <= 4 * CHUNK_BYTES + BUFFERED
-        assert torch.equal(weight(peer.delivered(REPORT)), kept)
+        assert torch.equal(weight(peer.delivered(REPORT).slot), kept)
         assert list(peer.receive_nowait()) == []
         weight(slot).fill_(2.0)
         assert turn(tcp, peer, worker, 2).turn == 2
-        assert weight(peer.delivered(REPORT)).eq(2.0).all()
+        assert weight(peer.delivered(REPORT).slot).eq(2.0).all()
 
 
 def test_gradient_that_is_withdrawn_after_its_last_byte_is_not_received(large):
@@ -288,7 +288,7 @@ def test_peer_that_stops_in_the_middle_of_a_payload_does_not_hold_up_others(larg
             break
     for number in range(1, 4):
         weight(slot).fill_(float(number))
-        assert weight(peer.delivered(turn(large, peer, worker, number))).eq(number).all()
+        assert weight(peer.delivered(turn(large, peer, worker, number)).slot).eq(number).all()
     assert received(large, stuck, silent) == [REPORT]  # it has gone on
 
 
@@ -351,7 +351,7 @@ def test_gradient_that_is_complete_before_the_loss_is_received_first(large):
     worker.close()
     found, _ = receive_all(large, peer)
     assert found == [REPORT]
-    assert weight(peer.delivered(REPORT)).eq(4.0).all()
+    assert weight(peer.delivered(REPORT).slot).eq(4.0).all()
 
 
 def test_peer_without_a_data_connection_cannot_get_a_version(small):
@@ -377,7 +377,7 @@ def test_many_peers_deliver_at_once(small):
                 if isinstance(message, Announcement):
                     message.admit()
                 else:
-                    delivered[peer] = weight(peer.delivered(message)).clone()
+                    delivered[peer] = weight(peer.delivered(message).slot).clone()
         if len(delivered) == 64:
             break
     for number, (peer, _, _) in enumerate(joined):
@@ -471,7 +471,7 @@ def test_nothing_is_received_after_the_rules_were_broken(small):
     for _ in range(3):
         small.connections.wait(0.01)
     assert loss(small, peer) == "payload 7 with a chunk of 64 bytes wasn't expected"
-    assert not weight(peer.delivered(REPORT)).any()
+    assert not weight(peer.delivered(REPORT).slot).any()
 
 
 def test_gradient_that_the_worker_cancels_by_itself_is_a_loss_with_a_reason(small):

@@ -242,7 +242,7 @@ def test_delivered_gradient_is_what_the_worker_wrote(connected):
         connected.worker.announce(messages.GradientReport(turn, 0, 0, 1, 0.5, 1.0))
         [report] = connected.receive(1, worker=connected.worker)
         assert report.turn == turn
-        assert contains_gradient(connected.peer.delivered(report), turn)
+        assert contains_gradient(connected.peer.delivered(report).slot, turn)
 
 
 def test_delivered_gradient_stays_valid_while_the_worker_waits(connected):
@@ -250,7 +250,7 @@ def test_delivered_gradient_stays_valid_while_the_worker_waits(connected):
     fill(opened.slot, 3)
     connected.worker.announce(REPORT)
     [report] = connected.receive(1, worker=connected.worker)
-    gradient = connected.peer.delivered(report)
+    gradient = connected.peer.delivered(report).slot
     connected.peer.send(messages.CancelTurn(1))
     assert connected.worker.receive() == messages.CancelTurn(1)
     assert contains_gradient(gradient, 3)
@@ -261,7 +261,7 @@ def test_delivered_gradient_stays_valid_after_the_worker_is_lost(connected):
     fill(opened.slot, 3)
     connected.worker.announce(REPORT)
     [report] = connected.receive(1, worker=connected.worker)
-    gradient = connected.peer.delivered(report)
+    gradient = connected.peer.delivered(report).slot
     connected.worker.close()
     connected.connections.close(connected.peer)
     assert contains_gradient(gradient, 3)
@@ -727,7 +727,7 @@ def test_memory_stays_valid_after_everything_is_closed(connected):
     views = connected.worker.fetch(connected.worker.receive())
     fill(opened.slot, 2)
     connected.worker.announce(REPORT)
-    gradient = connected.peer.delivered(*connected.receive(1, worker=connected.worker))
+    gradient = connected.peer.delivered(*connected.receive(1, worker=connected.worker)).slot
     connected.close()
     assert contains(views, 1)
     assert contains(buffer.views, 1)
@@ -771,7 +771,7 @@ def test_many_workers_compute_concurrently(connected):
 
 def check_delivered(connected, peer, buffer, factor):
     [report] = connected.receive(1, peer)
-    gradient = peer.delivered(report)
+    gradient = peer.delivered(report).slot
     for found, source in zip(gradient.parameters[0], buffer.views.parameters[0], strict=True):
         assert torch.equal(found, source * factor)
 
@@ -798,5 +798,5 @@ def test_workers_see_only_their_own_slots(connected):
         worker.announce(REPORT)
     [report] = connected.receive(1, worker=connected.worker)
     [other_report] = connected.receive(1, other_peer, worker=other)
-    assert contains_gradient(connected.peer.delivered(report), 1)
-    assert contains_gradient(other_peer.delivered(other_report), 2)
+    assert contains_gradient(connected.peer.delivered(report).slot, 1)
+    assert contains_gradient(other_peer.delivered(other_report).slot, 2)

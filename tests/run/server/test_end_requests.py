@@ -3,6 +3,7 @@
 
 import pytest
 
+from paceline.release import RELEASE
 from paceline.run.net import messages
 from paceline.run.server.end_requests import SCRIPT_ENDED
 from paceline.run.settings import Settings
@@ -134,3 +135,72 @@ def test_run_continues_without_another_worker_that_is_unavailable(tmp_path, has_
     trace = serve_two(play, tmp_path, steps=2).trace
     assert trace.records[-1].reason == FINISHED
     assert not any(isinstance(record, Missing) for record in trace.records)  # it had joined
+
+
+def leave(harness, worker, **who):
+    """Ask the server, over a connection of its own, to let a worker leave."""
+    other = harness.connect()
+    other.send(messages.LeaveRun(worker, **who))
+    assert other.receive() == messages.StateReply(0)
+    other.close()
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_worker_leaves_with_notice_and_the_run_goes_on(tmp_path, capsys, worker):
+    def play(harness):
+        peers = [
+            harness.connect().join(n, harness.spec, seat=b"%d" % n, session=b"process %d" % n)
+            for n in range(2)
+        ]
+        assignments = [peer.receive_assignment() for peer in peers]
+        leave(harness, worker, session=b"process %d" % worker)
+        assert peers[worker].wait_closed() == ""
+        other, assignment = peers[1 - worker], assignments[1 - worker]
+        other.send(other.gradient(assignment, *other.parameters.parameters[0]))
+        assert isinstance(other.receive_assignment(), messages.RunEnded)
+
+    settings = Settings(spec=RunSpec(workers=2, steps=1), checkpoint_every="0")
+    served = serve(play, tmp_path, settings, alone=True)
+    assert served.failure == ""
+    [left] = [record for record in served.trace.records if isinstance(record, Left)][:1]
+    assert (left.worker, left.reason) == (worker, "with notice")
+    assert left.working_since is not None
+    assert f"worker {worker} left: with notice" in capsys.readouterr().out
+
+
+def test_worker_that_has_a_number_now_does_not_leave_for_one_that_had_it_before(tmp_path):
+    def play(harness):
+        peer = harness.connect().join(0, harness.spec, seat=b"new", session=b"new process")
+        for who in ({"session": b"old"}, {"seat": b"old"}, {}):
+            leave(harness, 0, **who)
+        leave(harness, 1, session=b"new process")
+        assignment = peer.receive_assignment()
+        peer.send(peer.gradient(assignment, *peer.parameters.parameters[0]))
+        assert isinstance(peer.receive_assignment(), messages.RunEnded)
+
+    settings = Settings(spec=RunSpec(workers=1, steps=1), checkpoint_every="0")
+    assert serve(play, tmp_path, settings, alone=True).failure == ""
+
+
+def test_number_of_a_worker_that_left_with_notice_is_free(tmp_path):
+    def play(harness):
+        launcher = harness.connect()
+        launcher.send(messages.ReserveNumber(b"first", RELEASE))
+        assert launcher.receive().number == 0
+        harness.connect().join(0, harness.spec, seat=b"first")
+        leave(harness, 0, seat=b"first")
+        launcher.close()
+        number = None
+        while number != 0:  # the server may notice later that the launcher is gone
+            other = harness.connect()
+            other.send(messages.ReserveNumber(b"next", RELEASE, 0))
+            number = other.receive().number
+            if number:
+                other.close()
+        peer = harness.connect().join(0, harness.spec, seat=b"next")
+        assignment = peer.receive_assignment()
+        peer.send(peer.gradient(assignment, *peer.parameters.parameters[0]))
+        assert isinstance(peer.receive_assignment(), messages.RunEnded)
+
+    settings = Settings(spec=RunSpec(workers=1, steps=1), checkpoint_every="0")
+    assert serve(play, tmp_path, settings, alone=True).failure == ""

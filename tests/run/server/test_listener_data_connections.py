@@ -110,16 +110,16 @@ def stranger(tcp):
 
 def test_proof_for_one_session_does_not_open_another(tcp, stranger):
     peer, worker, _ = tcp.join()
-    mine = Authenticator("here", tcp.token, secrets.token_bytes(32))
+    mine = Authenticator("here", tcp.token, "data", secrets.token_bytes(32))
     proof = mine.prove(stranger.ask(mine.hello()))
-    moved = messages.Proof(proof.proof, session_of(worker))
+    moved = messages.Proof(proof.proof, session_of(worker), "data")
     assert stranger.ask(moved) == messages.Refused("the token is wrong")
     assert_unharmed(tcp, peer, worker)
 
 
 def test_proof_that_was_overheard_opens_nothing(tcp, stranger):
     peer, worker, _ = tcp.join()
-    authenticator = Authenticator("here", tcp.token, session_of(worker))
+    authenticator = Authenticator("here", tcp.token, "data", session_of(worker))
     overheard = authenticator.prove(stranger.ask(authenticator.hello()))
     with closing(Stranger(tcp)) as other:
         other.ask(authenticator.hello())
@@ -133,7 +133,7 @@ def test_proof_that_was_overheard_opens_nothing(tcp, stranger):
 def test_proof_of_the_server_does_not_open_a_data_connection(tcp, stranger):
     peer, worker, _ = tcp.join()
     challenge = stranger.ask(messages.Hello(messages.PROTOCOL, bytes(32)))
-    reflected = messages.Proof(challenge.proof, session_of(worker))
+    reflected = messages.Proof(challenge.proof, session_of(worker), "data")
     assert stranger.ask(reflected) == messages.Refused("the token is wrong")
     assert_unharmed(tcp, peer, worker)
 
@@ -141,7 +141,7 @@ def test_proof_of_the_server_does_not_open_a_data_connection(tcp, stranger):
 def test_bytes_behind_the_proof_of_a_data_connection_are_refused(tcp, stranger):
     """A worker waits for the answer before it sends anything."""
     channel = attempt(tcp.connections, connect, tcp.address, tcp.token, TIMEOUT_S)
-    mine = Authenticator("here", tcp.token, channel.session)
+    mine = Authenticator("here", tcp.token, "data", channel.session)
     proof = mine.prove(stranger.ask(mine.hello()))
     answers = [stranger.ask(proof, behind=b"data")]
     with suppress(PeerLost):

@@ -11,7 +11,7 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
 from paceline.run.net import server_messages as between
-from paceline.run.server import part_server
+from paceline.run.server import other_servers, part_server, progress, waiting_for
 from paceline.run.server.other_servers import OtherServers, PartFailed, ServerLost
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec
@@ -61,7 +61,7 @@ def test_workers_wait_until_all_servers_are_there(group_of):
     member = Member(group, 0)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(member.join)
-        while not group.server._early_joins:
+        while not group.server._joining.early:
             group.step_head()
         assert not joining.done()
         group.start_server(1)
@@ -69,6 +69,31 @@ def test_workers_wait_until_all_servers_are_there(group_of):
         joining.result()
     group.members[0] = member
     assert member.assignment().version == 0
+
+
+def test_missing_servers_are_named_instead_of_workers_that_wait_for_them(
+    group_of, monkeypatch, capsys
+):
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(waiting_for, "FIRST_S", 0.0)
+    monkeypatch.setattr(other_servers, "SAY_S", 0.0)
+    group = group_of()
+    watchers = group.server._watchers
+
+    def said():
+        capsys.readouterr()
+        group.step_head()
+        group.server._tick()
+        return capsys.readouterr().out
+
+    said()
+    assert said() == "waiting for servers 1, 2 for 0 s\n"
+    assert watchers._waiting_s == {}
+    group.start_server(2)
+    assert said() == "waiting for server 1 for 0 s\n"
+    group.start_server(1)
+    assert "waiting for worker 0 for 0 s: 0 of 1 have joined" in said()
+    assert list(watchers._waiting_s) == [0]
 
 
 @pytest.mark.parametrize("number", [3, 7])

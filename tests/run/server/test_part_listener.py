@@ -167,7 +167,9 @@ def connect_to_early(bench):
     """Return a data connection that doesn't wait for the answer."""
     from paceline.run.net.handshake import Authenticator, _connect
 
-    return _connect(bench.address, Authenticator(bench.address, TOKEN, SESSION), TIMEOUT_S, None)
+    return _connect(
+        bench.address, Authenticator(bench.address, TOKEN, "data", SESSION), TIMEOUT_S, None
+    )
 
 
 def test_worker_that_takes_this_server_for_the_head_is_refused(bench):

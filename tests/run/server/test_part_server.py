@@ -17,6 +17,7 @@ from paceline.run.settings import Settings
 from paceline.run.system import System
 from paceline.run.tensors.layout import gather
 from paceline.spec import RunSpec
+from paceline.trace.schema import Gradient
 from server_group import Group, sgd, small_units
 
 
@@ -220,6 +221,31 @@ def test_gradient_that_was_stopped_on_its_way_is_followed_by_the_next_one(group_
     straggler.poll()  # it stops, which the servers learn with what is left
     straggler.hold()
     assert_next_update_is_right(group, straggler, others)
+
+
+@pytest.mark.parametrize("announces", [False, True])
+def test_bytes_of_a_gradient_that_never_arrives_are_counted_on_all_servers(group_of, announces):
+    """Of an announced one, server 2 gets a few bytes: it is stopped on its way."""
+    group = group_of(3, "backup:1")
+    straggler, *others = begin(group, 0, 1, 2)
+    if announces:
+        for stream in straggler.streams:
+            stream.most = 40
+        straggler.announce(100.0)
+        announced(group, 0)
+        straggler.poll()
+    for member in others:
+        member.announce(1.0)
+    group.until(lambda: group.version == 1, idle=[0])
+    group.settle(idle=[0])
+    links, counted = straggler.end._links, group.peer_of(0).take_moved()
+    recorded = [one for one in group.trace().records if isinstance(one, Gradient)]
+    in_trace = sum(one.pushed_bytes for one in recorded if one.worker == 0)
+    pushed = sum(link.sender.sent_bytes for link in links)
+    assert pushed == in_trace + counted.to_server
+    assert (pushed > 0) == announces
+    if not announces:  # otherwise it is sent the next version already
+        assert counted.to_worker == sum(link.receiver.received_bytes for link in links) > 0
 
 
 def assert_next_update_is_right(group, straggler, others):
@@ -488,7 +514,7 @@ def test_server_waits_for_a_head_that_restarts():
 def test_server_leaves_when_the_launcher_of_the_head_is_gone_too():
     heads = Heads([WELCOME], NobodyListens("connection refused"))
     heads.serve()
-    assert heads.said == [LOST, "waiting for the head: connection refused", ENDED]
+    assert heads.said == [LOST, "waiting for the head, up to 10 minutes: connection refused", ENDED]
 
 
 @pytest.mark.usefixtures("_small")

@@ -136,7 +136,7 @@ def test_removed_member_stays_known_and_its_number_is_free(lobby):
 
 def test_worker_that_will_never_join_is_known(lobby):
     lobby.join(0)
-    lobby.roster.expect_no_more(2)
+    lobby.roster.give_up(2)
     assert [lobby.roster.is_known(worker) for worker in range(3)] == [True, False, True]
     assert lobby.roster.known_count == 2
     assert lobby.roster.get(2) is None

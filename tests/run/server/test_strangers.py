@@ -119,7 +119,7 @@ def test_authenticated_one_is_handed_over_with_its_session(bench):
     client.send(prove(TOKEN, challenge))
     [found] = bench.serve()
     assert found.session == challenge.nonce
-    assert found.data_of == b""
+    assert (found.kind, found.of_session) == ("control", b"")
     assert len(bench.strangers) == 0
     found.channel.close()
 

@@ -23,6 +23,7 @@ class Bench:
     """The transfers of a run whose workers announce gradients when the test says so."""
 
     def __init__(self, policy="sync", workers=3, hosts=()):
+        self.released = []
         self.cluster = Cluster.of(policy, workers)
         self.roster = Roster(Settings(spec=RunSpec(workers=workers)), SPEC)
         network = InProcessNetwork(InProcessStore(SPEC))
@@ -30,7 +31,7 @@ class Bench:
             network.connect()
             join = messages.Join(worker, RELEASE, SPEC)
             self.roster.admit(network._peers[-1], join, saves=False, position=b"")
-        self.transfers = Transfers(self.cluster.decider, self.roster)
+        self.transfers = Transfers(self.cluster.decider, self.roster, self.released.append)
         self.hosts = hosts
         self.log = []
         self.fails = False

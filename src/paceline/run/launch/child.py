@@ -33,23 +33,29 @@ from paceline.run.launch.stop_signals import STOP_SIGNALS
 __all__ = [
     "END_OF_FAILURE",
     "JOINING",
+    "LEAVING",
     "ChildPipes",
     "Task",
     "call_at_success",
+    "clean_end",
     "decode_failure",
     "encode_failure",
     "end_cleanly_at",
+    "failure_text",
     "main",
+    "succeed",
     "tell_joining",
+    "tell_leaving",
 ]
 
 END_OF_FAILURE = b"\0"  # ends a failure; no traceback contains it
 _CODE_FOLLOWS = b"\x1e"
 
 JOINING = b"\x02"  # what a worker that joins writes to its pipe for failures, before all else
+LEAVING = b"\x03"  # likewise for a worker that leaves because its host is about to go
 
 _at_success: list[Callable[[], None]] = []
-_at_joining: list[Callable[[], object]] = []
+_tell: list[Callable[[bytes], object]] = []  # writes to the launcher
 _clean_ends: list[type[BaseException]] = []
 
 
@@ -90,6 +96,8 @@ def main(task: Task, pipes: ChildPipes, parent: int) -> NoReturn:
 def _short_name(who: Identity) -> str:
     if who.worker is not None:
         return f"w{who.worker}"
+    if who.is_agent:
+        return "agent"
     return f"server{who.server or ''}"
 
 
@@ -107,8 +115,8 @@ def _set_up(task: Task, pipes: ChildPipes, parent: int) -> Identity:
     assert isinstance(sys.stdout, TextIOWrapper)  # nothing has replaced it yet
     sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable(pipes.failure)  # names the line that wrote to the read-only parameters
-    _at_joining.append(partial(os.write, pipes.failure, JOINING))
-    os.register_at_fork(after_in_child=_at_joining.clear)
+    _tell.append(partial(os.write, pipes.failure))
+    os.register_at_fork(after_in_child=_tell.clear)
     os.register_at_fork(after_in_child=faulthandler.enable)  # not for processes of the script
     accept_requests()
     os.chdir(task.folder)
@@ -131,13 +139,13 @@ def _execute(task: Task, failure: int) -> int:
     except SystemExit as exit_:
         return _code_of(exit_)
     except BaseException as error:
-        if (end := _clean_end(error)) is not None:
+        if (end := clean_end(error)) is not None:
             print(end, file=sys.stderr, flush=True)
             return 0
         sys.stdout.flush()
         code = error.exit_code if isinstance(error, PacelineError) else PacelineError.exit_code
         with open(failure, "wb", closefd=False) as pipe:  # the fault handler still needs it
-            pipe.write(encode_failure(_text_of(error, task.script), code))
+            pipe.write(encode_failure(failure_text(error, task.script), code))
         return code
     return 0
 
@@ -156,7 +164,7 @@ def decode_failure(data: bytes) -> tuple[str, int]:
     return text.decode(errors="replace"), int(code)
 
 
-def _clean_end(error: BaseException) -> BaseException | None:
+def clean_end(error: BaseException) -> BaseException | None:
     """Return the exception behind this one that ends a script as if it had reached its end."""
     # Python replaces a StopIteration that leaves a generator.
     cause = error.__cause__ if isinstance(error, RuntimeError) else error
@@ -183,17 +191,25 @@ def _exit(code: int) -> NoReturn:
             with suppress(OSError, ValueError):  # the pipe is closed, or the script closed it
                 stream.flush()
         if code == 0:
-            for call in _at_success:
-                call()
+            succeed()
     finally:
         os._exit(code)
 
 
 def tell_joining() -> None:
     """Tell the launcher that this worker gets its parameters now, which are read-only."""
-    for call in _at_joining:
+    _tell_launcher(JOINING)
+
+
+def tell_leaving() -> None:
+    """Tell the launcher that this worker leaves because its host is about to go."""
+    _tell_launcher(LEAVING)
+
+
+def _tell_launcher(what: bytes) -> None:
+    for write in _tell:
         with suppress(OSError):  # the script has closed the pipe
-            call()
+            write(what)
 
 
 def end_cleanly_at(kind: type[BaseException]) -> None:
@@ -206,7 +222,13 @@ def call_at_success(call: Callable[[], None]) -> None:
     _at_success.append(call)
 
 
-def _text_of(error: BaseException, script: str) -> str:
+def succeed() -> None:
+    """Make the calls that are due when the script has ended with exit code 0."""
+    for call in _at_success:
+        call()
+
+
+def failure_text(error: BaseException, script: str) -> str:
     """Return the traceback without our own frames; for a PacelineError, only its message."""
     shown = traceback.TracebackException.from_exception(error)
     if isinstance(error, PacelineError) and not isinstance(error, InternalError):

@@ -42,6 +42,8 @@ _RUN_DIR = "PACELINE_RUN_DIR"
 _LISTENING_FD = "PACELINE_LISTENING_FD"
 _SERVER = "PACELINE_SERVER"
 _LISTEN = "PACELINE_LISTEN"
+_WORKERS = "PACELINE_WORKERS"
+_SEAT = "PACELINE_SEAT"
 _TLS = {"cert": "PACELINE_TLS_CERT", "key": "PACELINE_TLS_KEY", "ca": "PACELINE_TLS_CA"}
 _THREADS = "PACELINE_THREADS"
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch
@@ -58,14 +60,24 @@ class Identity:
     listening_fd: int | None = None  # the server's socket; None: it opens one at its address
     tls: TlsFiles | None = None  # for TCP connections; None: they aren't encrypted
     server: int = 0  # which server it is, if it is one; 0: the head
-    listen: str = "tcp:127.0.0.1:0"  # where a server that isn't the head listens
+    listen: str = "tcp:127.0.0.1:0"  # where a server that isn't the head, or an agent, listens
+    workers: int | None = None  # of the run; None: the settings in the run's folder have it
+    seat: bytes = b""  # for which a launcher has reserved the number of this worker
+    is_agent: bool = False  # it serves the workers of a host, and is no server of the run
     address_file: Path | None = None
     """Has the address of the head, which changes when it moves to another host; None: it stays."""
 
     @property
     def is_head(self) -> bool:
         """Whether it is the only server, or the first of several."""
-        return self.worker is None and self.server == 0
+        return self.worker is None and self.server == 0 and not self.is_agent
+
+    @property
+    def role(self) -> str:
+        """What it does in the run."""
+        if self.is_agent:
+            return "agent"
+        return "server" if self.worker is None else "worker"
 
     def token(self) -> str:
         """Read the token of the run; raise SpecError if it can't be read."""
@@ -129,7 +141,7 @@ def _read_token(path: Path) -> str:
 def variables(who: Identity) -> dict[str, str]:
     """Return the environment variables that give a process this identity."""
     found = {
-        _ROLE: "server" if who.worker is None else "worker",
+        _ROLE: who.role,
         _ADDRESS: who.address,
         _TOKEN_FILE: str(who.token_file),
         _RUN_DIR: str(who.run_dir),
@@ -142,6 +154,12 @@ def variables(who: Identity) -> dict[str, str]:
         found[_LISTENING_FD] = str(who.listening_fd)
     if who.worker is None and who.server:
         found |= {_SERVER: str(who.server), _LISTEN: who.listen}
+    if who.is_agent:
+        found[_LISTEN] = who.listen
+    if who.workers is not None:
+        found[_WORKERS] = str(who.workers)
+    if who.seat:
+        found[_SEAT] = who.seat.hex()
     if who.tls is not None:
         paths = {name: getattr(who.tls, field) for field, name in _TLS.items()}
         found |= {name: path for name, path in paths.items() if path}
@@ -150,12 +168,8 @@ def variables(who: Identity) -> dict[str, str]:
 
 def adopt(who: Identity, threads: int) -> None:
     """Give this process an identity, and a number of threads for its tensor operations."""
-    for name in (
-        *_TLS.values(),
-        _SERVER,
-        _LISTEN,
-        _ADDRESS_FILE,
-    ):  # those of the launcher's own environment
+    others = _SERVER, _LISTEN, _WORKERS, _SEAT, _ADDRESS_FILE
+    for name in (*_TLS.values(), *others):  # those of the launcher's own environment
         os.environ.pop(name, None)
     os.environ.update(variables(who))
     os.environ[_THREADS] = str(threads)
@@ -186,7 +200,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     role = environ.get(_ROLE)
     if role is None:
         return None
-    if role not in ("server", "worker"):
+    if role not in ("server", "worker", "agent"):
         raise SpecError(f"{_ROLE} must be 'server' or 'worker', got {role!r}")
     server = environ.get(_SERVER, "0") if role == "server" else "0"
     if not server.isdecimal():
@@ -205,6 +219,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         if not environ[_WORKER].isdecimal():
             raise SpecError(f"{_WORKER} must be the number of a worker, got {environ[_WORKER]!r}")
         worker = int(environ[_WORKER])
+    workers = environ.get(_WORKERS, "")
     run_dir = Path(environ.get(_RUN_DIR, "."))
     paths = {field: environ.get(name, "") for field, name in _TLS.items()}
     tls = TlsFiles(**paths) if any(paths.values()) else None
@@ -218,5 +233,15 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         tls,
         int(server),
         environ.get(_LISTEN, Identity.listen),
+        int(workers) if workers.isdecimal() else None,
+        _bytes(environ.get(_SEAT, "")),
+        role == "agent",
         Path(environ[_ADDRESS_FILE]) if environ.get(_ADDRESS_FILE) else None,
     )
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise SpecError(f"{_SEAT} must be hexadecimal, got {text!r}") from None

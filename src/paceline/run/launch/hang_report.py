@@ -48,10 +48,15 @@ class HangReport:
         self._said: set[Child] = set()  # processes about which a line was said in this wait
         self._waits: dict[Child, _Wait] = {}  # processes about which a line is due
 
-    def tick(self, server: Child | None, workers: Iterable[Child]) -> None:
-        """Say something about processes that have begun to hang; call it a few times a second."""
+    def tick(
+        self, server: Child | None, workers: Iterable[Child], others: Iterable[Child] = ()
+    ) -> None:
+        """Say something about processes that have begun to hang; call it a few times a second.
+
+        `others`: servers for which the first one may wait.
+        """
         self._say_known()
-        hanging = dict(self._hanging(server, workers))
+        hanging = dict(self._hanging(server, workers, others))
         self._said &= hanging.keys()
         for child, what in hanging.items():
             if child not in self._said and len(self._said) < NAMED:
@@ -70,12 +75,16 @@ class HangReport:
                 self._say(f"{wait.what}; it is at {line}" if line else wait.what)
 
     def _hanging(
-        self, server: Child | None, workers: Iterable[Child]
+        self, server: Child | None, workers: Iterable[Child], others: Iterable[Child]
     ) -> Iterable[tuple[Child, str]]:
         """Yield the processes that are waited for, with the first words of a line about each."""
         monitor, now = self._monitor, self._system.monotonic()
         if server is not None and server.pid is not None and (what := self._why_silent(now)):
             yield server, what
+            may_wait = monitor.is_serving and not self._system.is_stopped(server.pid)
+            for other in others:
+                if may_wait and other.pid is not None:
+                    yield other, f"the server may be waiting for {other.name}"
             return  # what it said about the workers is old
         over_s = 0.0 if monitor.over_since is None else now - monitor.over_since
         for child in workers:

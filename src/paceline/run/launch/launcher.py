@@ -8,17 +8,22 @@ signals; the supervisor decides what to do.
 """
 
 import selectors
+import socket
 import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from paceline.errors import PacelineError, PeerLost, SpecError
+from paceline.errors import SpecError
 from paceline.run.launch.awake_clock import with_awake_clock
 from paceline.run.launch.environment import Identity
+from paceline.run.launch.event_loop import EventLoop
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.monitor import RunMonitor
-from paceline.run.launch.output import Output, OutputStream
+from paceline.run.launch.outer_launcher import announce
+from paceline.run.launch.output import Output
 from paceline.run.launch.processes import Processes
 from paceline.run.launch.run_folder import (
     discard_pending_spec,
@@ -30,7 +35,7 @@ from paceline.run.launch.run_folder import (
 from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
 from paceline.run.launch.spawner import RemoteSpawner, Spawner
 from paceline.run.launch.stop_signals import StopSignals
-from paceline.run.launch.supervisor import GRACE_S, TICK_S, Supervisor
+from paceline.run.launch.supervisor import Supervisor
 from paceline.run.launch.watch_channel import dialer
 from paceline.run.net.address import bind, host_of, is_tcp, of_socket
 from paceline.run.net.tls import check_files
@@ -81,84 +86,50 @@ class Launcher:
 
     def run(self, screen: Screen | None = None, first_line: str = "") -> int:
         """Run to the end, and show the output below `first_line`; return the exit code."""
-        self._screen = SafeScreen(screen or PlainScreen())
+        shown = SafeScreen(screen or PlainScreen())
         with ExitStack() as stack:
-            stack.callback(self._screen.close)
+            stack.callback(shown.close)
             stack.enter_context(lock(self._run_dir))
-            if first_line:
-                self._screen.line(first_line, sys.stderr)
+            if first_line and self._reachable is None:
+                shown.line(first_line, sys.stderr)
             stack.callback(discard_pending_spec, self._run_dir)
             stack.enter_context(self._signals)
-            self._selector = stack.enter_context(selectors.DefaultSelector())
-            self._output = Output(self._selector, self._screen, self._run_dir / "output")
+            selector = stack.enter_context(selectors.DefaultSelector())
+            output = Output(selector, shown, self._run_dir / "output")
             if self._owns_spawner:
                 stack.callback(self._spawner.close)
-            stack.callback(self._output.close)
-            server = self._prepare_head(stack)
-            processes = self._processes
-            monitor = self._monitor = RunMonitor(dialer(server, self._selector), self._system)
+            stack.callback(output.close)
+            listening = self._bind(stack)
+            server = self._prepare_head(listening, output.say)
+            if self._reachable is not None:
+                where = f"listening at {server.address.removeprefix('tcp:')}"
+                shown.line(f"{first_line}; {where}" if first_line else where, sys.stderr)
+                announce(server)
+            processes = Processes(self._spawner, output, self._settings, listening)
+            monitor = RunMonitor(dialer(server, selector), self._system)
             stack.callback(monitor.close)
-            self._supervisor = Supervisor(
-                self._settings, processes, monitor, self._signals, self._output.say, self._system
+            supervisor = Supervisor(
+                self._settings, processes, monitor, self._signals, output.say, self._system
             )
-            stack.callback(self._kill_remaining)
-            return self._run(server)
+            loop = EventLoop(selector, output, shown, self._spawner, self._signals, self._system)
+            stack.callback(loop.kill_remaining, processes, supervisor, monitor.receive)
+            is_elsewhere = self._reachable is not None
+            start = partial(supervisor.start, server, workers_elsewhere=is_elsewhere)
+            code = loop.run(processes, supervisor, monitor.receive, start)
+            return code or supervisor.exit_code(self._run_dir)
 
-    def _prepare_head(self, stack: ExitStack) -> Identity:
-        """Write the files of the run; return the identity of its server."""
-        listening = None
-        if self._cluster is None:
-            # Hold the address for the whole run: while the server restarts, nobody can take it.
-            listening = stack.enter_context(bind(self._address))
-            address = of_socket(listening, self._address)
-        else:  # it will have one when it has found a place
-            address = ""
+    def _bind(self, stack: ExitStack) -> socket.socket | None:
+        """Return the socket of the head; None: it opens one itself when it has found a place.
+
+        The launcher holds it for the whole run: while the server restarts, nobody can take it.
+        """
+        return None if self._cluster is not None else stack.enter_context(bind(self._address))
+
+    def _prepare_head(
+        self, listening: socket.socket | None, say: Callable[[str], None]
+    ) -> Identity:
+        """Write the files of the run; return the identity of its head."""
+        address = "" if listening is None else of_socket(listening, self._address)
         token_file = self._reachable.token_file if self._reachable else None
         server = write_run_files(self._run_dir, self._settings, address, token_file)
-        if self._reachable:
-            self._output.say(f"listening at {address.removeprefix('tcp:')}")
-        if self._cluster is not None:
-            server = self._cluster.serve(server, self._output.say)
-        self._processes = Processes(self._spawner, self._output, self._settings, listening)
-        return server
-
-    def _run(self, server: Identity) -> int:
-        try:
-            if self._wait_until_ready():
-                self._supervisor.start(server, workers_elsewhere=self._reachable is not None)
-            while not self._supervisor.is_done:
-                self._step()
-        except PeerLost as error:  # the system has killed everything forked from the fork server
-            self._output.say(f"{error}; the run can't continue")
-            self._processes.forget()
-            return PacelineError.exit_code
-        return self._supervisor.exit_code(self._run_dir)
-
-    def _wait_until_ready(self) -> bool:
-        """Wait until processes can be started; return False if a signal came first."""
-        self._spawner.start()
-        while not self._spawner.wait_ready(TICK_S):
-            if self._signals.count:
-                return False
-            self._screen.tick()
-        self._selector.register(self._spawner, selectors.EVENT_READ)
-        return True
-
-    def _step(self) -> None:
-        """Wait for the next event, or until something is due, and handle it."""
-        wait_s = self._supervisor.wake_at - self._system.monotonic()
-        for key, _ in self._selector.select(max(0.0, wait_s)):
-            if isinstance(key.data, OutputStream):
-                self._output.read(key.data)
-            elif key.fileobj is not self._spawner:
-                self._monitor.receive()
-        if self._supervisor.step():
-            self._output.tick(self._system.monotonic())
-            self._screen.tick()
-
-    def _kill_remaining(self) -> None:
-        until = self._system.monotonic() + GRACE_S
-        with suppress(OSError, PeerLost):  # a closed terminal; a fork server that is gone
-            self._supervisor.kill_all()
-            while self._processes and self._system.monotonic() < until:
-                self._step()
+        return server if self._cluster is None else self._cluster.serve(server, say)

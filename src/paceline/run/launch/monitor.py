@@ -38,8 +38,16 @@ class End(NamedTuple):
 class RunMonitor:
     """The progress and the end of a run."""
 
-    def __init__(self, dial: Callable[[], ServerEnd], system: System = SYSTEM) -> None:
-        """`dial` connects to the server; it raises PeerLost if there is none."""
+    def __init__(
+        self,
+        dial: Callable[[], ServerEnd],
+        system: System = SYSTEM,
+        pause_s: Callable[[], float] = lambda: RETRY_S,
+    ) -> None:
+        """`dial` connects to the server; it raises PeerLost if there is none.
+
+        `pause_s` returns how long to wait before the attempt after this one.
+        """
         self.accepted: Counter[int] = Counter()  # gradients, by worker
         self.version = 0  # the highest that was ever reached
         self.left: dict[int, int] = {}  # workers that left before the end, and at which version
@@ -59,6 +67,7 @@ class RunMonitor:
         self.was_served = False  # whether any server has
         self._dial = dial
         self._now = system.monotonic
+        self._pause_s = pause_s
         self._server: ServerEnd | None = None  # not None iff there is a connection
         self._retry_at: float | None = None  # not None iff there is a server to connect to
         self._base_accepted: Counter[int] = Counter()  # by earlier servers
@@ -113,10 +122,10 @@ class RunMonitor:
     def connect(self) -> None:
         """Try to connect; a server that doesn't listen yet is tried again later."""
         assert self._server is None
-        self._retry_at = self._now() + RETRY_S
         with suppress(PeerLost):
             self._server = self._dial()
             self._request(waits=False)
+        self._retry_at = self._now() + self._pause_s()
 
     def receive(self) -> None:
         """Handle what has arrived; a connection that breaks is made again later."""

@@ -59,7 +59,7 @@ def _why_incomplete(workers: Sequence[Child], monitor: RunMonitor) -> str:
     """Return what is missing although no process failed; "" if nothing is."""
     if not monitor.was_served:
         return "nothing was trained: the script never called run.prepare()"
-    if workers and workers[0].code:
+    if workers and not workers[0].has_completed:
         return (
             "worker 0 was lost, so what the script does only once (`if run.is_first`) is not done"
         )

@@ -2,8 +2,9 @@
 """The output of a run's processes: shown with their names in front, and saved in files.
 
 A process has three pipes: standard output, standard error, and one for the exception that ended its
-script. Through the last one, a worker first tells that it joins. The same failure is shown once,
-however many workers have it. Of a quiet process, standard output and progress bars are only saved.
+script. Through the last one, a worker first tells that it joins, and perhaps that it leaves because
+its host is about to go. The same failure is shown once, however many workers have it. Of a quiet
+process, standard output and progress bars are only saved.
 
 A progress bar, which is a line that keeps being overwritten, is shown every few seconds and when it
 is complete. In the file, each of its states is a separate line.
@@ -16,7 +17,13 @@ from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from typing import NamedTuple, TextIO
 
-from paceline.run.launch.child import END_OF_FAILURE, JOINING, ChildPipes, decode_failure
+from paceline.run.launch.child import (
+    END_OF_FAILURE,
+    JOINING,
+    LEAVING,
+    ChildPipes,
+    decode_failure,
+)
 from paceline.run.launch.screen import Screen
 
 __all__ = ["Failure", "Output", "OutputStream"]
@@ -71,17 +78,19 @@ class Failure:
 class Output:
     """The output of all processes of a run."""
 
-    def __init__(self, selector: BaseSelector, screen: Screen, folder: Path) -> None:
+    def __init__(self, selector: BaseSelector, screen: Screen, folder: Path | None) -> None:
+        """`folder`: where to save the output; None: nowhere."""
         self._selector = selector
         self._screen = screen
         self._folder = folder
-        self._is_saved = True  # until that fails
+        self._is_saved = folder is not None  # until that fails
         self._files: dict[str, int] = {}
         self._streams: dict[str, list[OutputStream]] = {}
         self._first: dict[str, str] = {}  # failures that were shown, and the process that had each
         self._failures: dict[str, Failure] = {}  # of processes that haven't exited yet
         self._faults: dict[str, bytearray] = {}  # likewise: what the fault handler wrote
         self._joined: set[str] = set()  # workers that got parameters since they were started
+        self._leaving: set[str] = set()  # likewise: that leave because their host is about to go
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
@@ -102,6 +111,7 @@ class Output:
         self._failures.pop(name, None)
         self._faults.pop(name, None)
         self._joined.discard(name)
+        self._leaving.discard(name)
         for (fd, _), to in zip(pairs, (sys.stdout, sys.stderr, None), strict=True):
             os.set_blocking(fd, False)
             stream = OutputStream(name, fd, to, is_quiet=is_quiet)
@@ -146,6 +156,10 @@ class Output:
         """Return whether it is a worker that got parameters since it was started."""
         return name in self._joined
 
+    def is_leaving(self, name: str) -> bool:
+        """Return whether it is a worker that leaves because its host is about to go."""
+        return name in self._leaving
+
     def take_fault(self, name: str, shows: bool) -> str:
         """Return what the fault handler of a process that exited wrote; show it if `shows`."""
         report = bytes(self._faults.pop(name, b""))
@@ -169,9 +183,10 @@ class Output:
         self._files.clear()
 
     def _read_failure(self, stream: OutputStream, data: bytes) -> None:
-        if data.startswith(JOINING) and not stream.rest:
-            self._joined.add(stream.name)
-            data = data.removeprefix(JOINING)
+        for told, names in ((JOINING, self._joined), (LEAVING, self._leaving)):
+            if data.startswith(told) and not stream.rest:
+                names.add(stream.name)
+                data = data.removeprefix(told)
         stream.rest += data
         if not stream.rest.endswith(END_OF_FAILURE):
             self._faults[stream.name] = stream.rest  # unless the rest of an exception follows
@@ -198,7 +213,7 @@ class Output:
 
     def _save(self, name: str, lines: list[bytes]) -> None:
         """Append the lines to the process's own file; a full disk doesn't stop the run."""
-        if not lines or not self._is_saved:
+        if not lines or not self._is_saved or self._folder is None:
             return
         path = self._folder / f"{name.replace(' ', '-')}.log"
         try:

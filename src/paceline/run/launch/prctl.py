@@ -21,9 +21,9 @@ def set_process_name(name: str) -> None:
     _prctl(_PR_SET_NAME, f"paceline-{name}".encode())
 
 
-def die_with(parent: int) -> None:
-    """Have the OS kill this process when its parent exits; exit if it already has."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the OS send this process a signal when its parent exits; exit if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

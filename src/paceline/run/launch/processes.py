@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -46,6 +46,7 @@ class Child:
     name: str
     who: Identity
     threads: int
+    is_quiet: bool = False  # only its errors are shown, unless the user wants all output
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     pid: int | None = None  # not None iff it is running
     code: int = 0  # exit code of the last exit
@@ -55,6 +56,14 @@ class Child:
     start_at: float | None = None  # when it will be restarted; None: it won't
     is_killed: bool = False  # by the launcher
     is_broken: bool = False  # a segmentation fault ended it while it had read-only parameters
+
+    has_left: bool = False  # because its host was about to go; its script hasn't ended
+    script: str = ""  # what it executes; empty: the script of the run
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether its script ended with exit code 0 the last time; also before it has started."""
+        return self.code == 0 and not self.has_left
 
     @property
     def has_failed(self) -> bool:
@@ -94,7 +103,7 @@ class Processes:
         listening = self._listening if child.who.is_head else None
         task = Task(
             variables=variables(child.who),
-            script=settings.script,
+            script=child.script or settings.script,
             arguments=settings.arguments,
             folder=settings.folder,
             seed=settings.spec.seed,
@@ -102,7 +111,7 @@ class Processes:
             gets_socket=listening is not None,
         )
         try:
-            is_quiet = settings.output == "first" and bool(child.who.worker or child.who.server)
+            is_quiet = settings.output == "first" and child.is_quiet
             pipes = self._output.open_pipes(child.name, is_quiet)
             if listening is not None:
                 pipes = msgspec.structs.replace(pipes, listening=listening.fileno())
@@ -126,12 +135,15 @@ class Processes:
             failure = self._output.drain(child.name)
             child.pid, child.code = None, exited.code
             child.error_code = failure.code if failure and exited.code > 0 else 0
+            child.has_left = exited.code == 0 and self._output.is_leaving(child.name)
             has_parameters = self._output.has_joined(child.name)
             child.is_broken = -exited.code == signal.SIGSEGV and has_parameters
             # A worker that was killed while it crashed wrote only a part of its report.
             shows = not (child.is_broken or child.is_killed)
             report = self._output.take_fault(child.name, shows)
             child.exit_text = _exit_text(child, failure, exited)
+            if child.has_left:
+                child.exit_text = "left with notice"
             if child.is_broken:
                 child.exit_text += self._explain_fault(report)
             # Losing the server is not a failure of the script: the server may be back soon.
@@ -150,6 +162,11 @@ class Processes:
             "optimizer.register_step_post_hook() before run.prepare(); it runs on the server after "
             "each step"
         )
+
+    def set_seed(self, seed: int) -> None:
+        """Seed the random generators of the processes that are started from now on with this."""
+        spec = replace(self._settings.spec, seed=seed)
+        self._settings = msgspec.structs.replace(self._settings, spec=spec)
 
     def ask_stack(self, child: Child) -> Stack | None:
         """Ask a process where it is; None: it can't tell."""

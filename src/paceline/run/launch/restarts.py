@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """When to restart a process that died: after growing pauses, and a limited number of times."""
 
-__all__ = ["ATTEMPTS_MAX", "RestartBackoff"]
+__all__ = ["RestartBackoff"]
 
 FIRST_PAUSE_S = 0.5
 PAUSE_MAX_S = 30.0
@@ -28,3 +28,9 @@ class RestartBackoff:
             return None
         self.attempts += 1
         return min(FIRST_PAUSE_S * 2.0 ** (self.attempts - 1), PAUSE_MAX_S)
+
+    def line(self, what: str, pause_s: float | None) -> str:
+        """Return a line about what has happened to the process, and what follows."""
+        if pause_s is None:
+            return f"{what}; gave up after {ATTEMPTS_MAX} failed restarts"
+        return f"{what}; restarting in {pause_s:g} s (attempt {self.attempts} of {ATTEMPTS_MAX})"

@@ -23,7 +23,6 @@ from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.outcome import of_updates, outcome, why_no_worker_is_left
 from paceline.run.launch.part_servers import PartServers
 from paceline.run.launch.processes import Child, Processes
-from paceline.run.launch.restarts import ATTEMPTS_MAX
 from paceline.run.launch.run_folder import mark_finished
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.unavailable_workers import UnavailableWorkers
@@ -64,7 +63,7 @@ class Supervisor:
         self._end_grace = EndGrace(settings.grace_s, monitor, system)
         self._signals_handled = 0
         self._server: Child | None = None
-        self._others = PartServers(processes, system)
+        self._others = PartServers(processes, say, system)
         self._workers: list[Child] = []
         self._unavailable = UnavailableWorkers(monitor, say, settings.spec.min_workers)
         self._have_workers_started = False
@@ -88,8 +87,8 @@ class Supervisor:
         others = 1 if workers_elsewhere else self._settings.servers
         self._others.create(server, others, threads_of(1))
         self._workers = [
-            Child(f"worker {worker}", replace(server, worker=worker), threads_of(workers))
-            for worker in range(workers)
+            Child(f"worker {w}", replace(server, worker=w), threads_of(workers), is_quiet=w > 0)
+            for w in range(workers)
         ]
         for child in (self._server, *self._others.children):
             self._start_child(child)
@@ -147,7 +146,7 @@ class Supervisor:
 
     @property
     def _have_all_scripts_ended(self) -> bool:
-        have_ended = all(worker.pid is None and worker.code == 0 for worker in self._workers)
+        have_ended = all(worker.pid is None and worker.has_completed for worker in self._workers)
         return self._have_workers_started and have_ended and bool(self._workers)
 
     def _start_workers(self) -> None:
@@ -164,7 +163,7 @@ class Supervisor:
         self._report_unavailable()
         self._say_early_ends()
         self._stop_idle_server()
-        self._hang_report.tick(self._server, self._workers)
+        self._hang_report.tick(self._server, self._workers, self._others.children)
         if self._signals.count:
             self._monitor.ask()  # is it alive?
         self._end_hung_server()
@@ -173,7 +172,9 @@ class Supervisor:
 
     def _on_worker_exited(self, worker: Child) -> None:
         assert worker.who.worker is not None
-        if worker.code == 0:
+        if worker.has_left:
+            self._mark_unavailable(worker, worker.exit_text)
+        elif worker.code == 0:
             self._unavailable.add_completed(worker.who.worker)
             self._report_unavailable()  # if it is worker 0, the run ends
         elif worker.is_killed:
@@ -213,9 +214,9 @@ class Supervisor:
 
     def _on_other_server_exited(self, server: Child) -> None:
         """Restart another server; the head notices its loss, and is restarted as well."""
-        if server.code == 0 or server.is_killed or self._is_ending:
+        if server.is_killed or self._is_ending or (server.code == 0 and self._monitor.is_over):
             return  # the run is over
-        if server.code < 0 and self._may_start(server):
+        if server.code <= 0 and self._may_start(server):
             self._schedule_restart(server, server.exit_text, self._monitor.version)
         if server.start_at is None and self._server is not None:
             self._say(f"{server.name} {server.exit_text}; ending the run")
@@ -252,15 +253,11 @@ class Supervisor:
 
     def _schedule_restart(self, child: Child, why: str, progress: int) -> None:
         pause_s = child.backoff.next_pause_s(progress)
+        self._say(child.backoff.line(f"{child.name} {why}", pause_s))
         if pause_s is None:
-            self._say(f"{child.name} {why}; gave up after {ATTEMPTS_MAX} failed restarts")
             self._mark_unavailable(child, why)
         else:
             child.start_at = self._now() + pause_s
-            self._say(
-                f"{child.name} {why}; restarting in {pause_s:g} s "
-                f"(attempt {child.backoff.attempts} of {ATTEMPTS_MAX})"
-            )
 
     def _restart(self, child: Child) -> None:
         child.start_at = None
@@ -357,12 +354,12 @@ class Supervisor:
 
     def _end_hung_server(self) -> None:
         """Kill a server that has hung; unless the run is stopped, the next one continues."""
-        for child in self._others.end_frozen():
-            self._say(f"{child.name} was stopped (SIGSTOP); killing it")
+        self._others.end_frozen()
         if self._server is None or self._server.pid is None:
             return
         if why := self._server_watch.why_hung(self._server.pid):
             self._say(f"server {why}; killing it")
+            self._others.end_with_hung(self._server)
             self._server_watch.begin()  # until the OS reports its exit
             self._processes.signal(self._server, signal.SIGKILL)
 
@@ -386,7 +383,7 @@ class Supervisor:
         signals = self._signals.count  # one that comes later finds the run ended
         end, server = self._monitor.end, self._server
         is_complete = self._monitor.is_finished and server is not None and server.code <= 0
-        is_first_lost = bool(self._workers and self._workers[0].code)
+        is_first_lost = bool(self._workers and not self._workers[0].has_completed)
         if end is not None and is_complete and not is_first_lost:
             mark_finished(run_dir, end.version, self._disk)
         if signals:

@@ -44,6 +44,11 @@ class UnavailableWorkers:
         """Prepare for a new server: what was reported to the last one is lost."""
         self._unreported = set(self._reasons)
 
+    @property
+    def are_reported(self) -> bool:
+        """Whether the server knows about all of them."""
+        return not self._unreported
+
     def report(self, waiting: Mapping[Child, str]) -> None:
         """Tell the server about those that it doesn't know about.
 

@@ -3,11 +3,11 @@
 
 SlotShared and BufferShared belong to the shared-memory transport, which sends them just before the
 message that needs the memory. SendPayload, StopPayload and DataAttached belong to the TCP
-transport. A data connection has the same handshake as a control connection, with the session of the
-control connection in its proof. The module `messages` has all other messages.
+transport. All connections have the same handshake; the proof of a data connection contains the
+session of its control connection. The module `messages` has all other messages.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ __all__ = [
     "Challenge",
     "DataAttached",
     "Hello",
+    "Kind",
     "Message",
     "Proof",
     "Refused",
@@ -29,6 +30,12 @@ __all__ = [
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Session = Annotated[bytes, msgspec.Meta(max_length=32)]
+Kind = Literal["control", "data", "host", "hosted"]
+"""What a connection is for.
+
+"control": a worker, another server or the launcher; "data": the payloads of a session; "host": the
+agent of a host; "hosted": a worker that such an agent serves, whose session it names.
+"""
 
 
 class Message(MessagePart, frozen=True, tag=0):
@@ -53,7 +60,8 @@ class Proof(Message, tag=3, frozen=True):
     """Prove that the client knows the token."""
 
     proof: Nonce
-    session: Session = b""  # that this is a data connection of; empty: a control connection
+    session: Session = b""  # that a "data" or "hosted" connection belongs to
+    kind: Kind = "control"
 
 
 class Refused(Message, tag=6, frozen=True):

@@ -76,14 +76,17 @@ class DataPeer:
             self._lost_by = str(error)
 
     def _take(self, arrival: Arrival) -> None:
-        if not arrival.is_complete:  # the server never asked the worker to stop
-            raise ProtocolError(
-                f"the worker cancelled payload {arrival.number}, which the server wants"
-            )
-        self._on_arrival(arrival.number)
+        if arrival.is_complete:
+            self._on_arrival(arrival.number)
+        else:
+            self._on_cancelled(arrival.number)
 
     def _on_arrival(self, payload: int) -> None:
         raise NotImplementedError
+
+    def _on_cancelled(self, payload: int) -> None:
+        """Called if the other side has cancelled a payload that is still wanted."""
+        raise ProtocolError(f"the worker cancelled payload {payload}, which the server wants")
 
     def _send_payload(self, number: int, spans: list[Span]) -> None:
         self._sender.add(number, spans)
@@ -145,6 +148,9 @@ class PartPeer(DataPeer):
     def _on_arrival(self, payload: int) -> None:
         self._arrived.append(payload)
         self.on_changed()
+
+    def _on_cancelled(self, payload: int) -> None:
+        """Leave it to the head, which the agent of a host tells why."""
 
     def take_arrived(self) -> list[int]:
         """Return the payloads that have arrived; raises PeerLost if the connection is lost."""

@@ -5,8 +5,9 @@ The client sends a nonce; the server answers with its own nonce and a proof (HMA
 role and both nonces); the client checks it and sends its proof. The role is part of the proof, so
 neither side can be made to produce the other's by reflecting messages.
 
-The server's nonce names the session. A data connection has a handshake of its own, and its proof
-includes the session of the control connection that it belongs to, so it can't be moved to another.
+The server's nonce names the session. Each connection has a handshake of its own. The client's proof
+includes what the connection is for and, for a data connection, the session of the control
+connection that it belongs to, so it can't be moved to another.
 """
 
 import hmac
@@ -18,6 +19,7 @@ from contextlib import suppress
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.address import dial, host_of, is_tcp
 from paceline.run.net.channel import STRANGER_LIMIT, Channel
+from paceline.run.net.connection_messages import Kind
 from paceline.run.net.messages import (
     PROTOCOL,
     Challenge,
@@ -30,7 +32,16 @@ from paceline.run.net.messages import (
 )
 from paceline.run.net.tls import wrap_client
 
-__all__ = ["Authenticator", "Challenger", "connect", "connect_data", "new_token", "open_socket"]
+__all__ = [
+    "Authenticator",
+    "Challenger",
+    "connect",
+    "connect_as_host",
+    "connect_data",
+    "connect_hosted",
+    "new_token",
+    "open_socket",
+]
 
 
 def new_token() -> str:
@@ -42,9 +53,9 @@ def _proof(token: str, role: bytes, client_nonce: bytes, server_nonce: bytes) ->
     return hmac.digest(token.encode(), role + client_nonce + server_nonce, "sha256")
 
 
-def _client_role(session: bytes) -> bytes:
-    """Return the role of a client: a control connection, or a data connection of a session."""
-    return b"data" + session if session else b"worker"
+def _client_role(kind: Kind, session: bytes) -> bytes:
+    """Return the role of a client: what its connection is for, and the session it belongs to."""
+    return kind.encode() + session
 
 
 class Challenger:
@@ -76,7 +87,7 @@ class Challenger:
         """Raise ProtocolError unless the client knows the token."""
         if self._client_nonce is None:
             raise ProtocolError("Proof was sent before Hello")
-        role = _client_role(proof.session)
+        role = _client_role(proof.kind, proof.session)
         expected = _proof(self._token, role, self._client_nonce, self._nonce)
         if not hmac.compare_digest(expected, proof.proof):
             raise ProtocolError("the token is wrong")
@@ -85,14 +96,17 @@ class Challenger:
 class Authenticator:
     """The client's half of the handshake."""
 
-    def __init__(self, address: str, token: str, data_of: bytes = b"") -> None:
+    def __init__(
+        self, address: str, token: str, kind: Kind = "control", of_session: bytes = b""
+    ) -> None:
         """`address`: of the server, for error messages.
 
-        `data_of`: the session that this is a data connection of; empty: a control connection.
+        `of_session`: that a "data" or "hosted" connection belongs to.
         """
         self._address = address
         self._token = token
-        self._data_of = data_of
+        self._kind: Kind = kind
+        self._of_session = of_session
         self._nonce = secrets.token_bytes(32)
         self.session = b""
         """The session that this connection opens; known once the server was proved."""
@@ -113,8 +127,9 @@ class Authenticator:
         if not hmac.compare_digest(expected, challenge.proof):
             raise ProtocolError(f"the server at {self._address} has a different token")
         self.session = challenge.nonce
-        role = _client_role(self._data_of)
-        return Proof(_proof(self._token, role, self._nonce, challenge.nonce), self._data_of)
+        role = _client_role(self._kind, self._of_session)
+        proof = _proof(self._token, role, self._nonce, challenge.nonce)
+        return Proof(proof, self._of_session, self._kind)
 
 
 def open_socket(
@@ -153,13 +168,27 @@ def connect_data(
     tls: ssl.SSLContext | None = None,
 ) -> socket.socket:
     """Open the data connection of a session; raises PeerLost or ProtocolError as `connect` does."""
-    channel = _connect(address, Authenticator(address, token, session), timeout_s, tls)
+    channel = _connect(address, Authenticator(address, token, "data", session), timeout_s, tls)
     try:
         _check_attached(address, channel.receive_last())
         return channel.detach()
     except BaseException:
         channel.close()
         raise
+
+
+def connect_as_host(
+    address: str, token: str, tls: ssl.SSLContext | None = None
+) -> Channel[FromServer]:
+    """Connect to the server as the agent of a host; raises as `connect` does."""
+    return _connect(address, Authenticator(address, token, "host"), None, tls)
+
+
+def connect_hosted(
+    address: str, token: str, session: bytes, tls: ssl.SSLContext | None = None
+) -> Channel[FromServer]:
+    """Open a control connection for a worker that the agent of this session serves."""
+    return _connect(address, Authenticator(address, token, "hosted", session), None, tls)
 
 
 def _check_attached(address: str, answer: FromServer) -> None:

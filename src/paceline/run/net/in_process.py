@@ -37,7 +37,7 @@ from paceline.run.net.messages import (
     decode_worker,
     encode,
 )
-from paceline.run.net.transport import Moved, OpenedSlot
+from paceline.run.net.transport import Delivered, Moved, OpenedSlot
 from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.layout import Layout, Views, dtype_of, lay_out_constants, tensors
 from paceline.run.tensors.state_spec import StateSpec
@@ -229,10 +229,10 @@ class InProcessPeer:
         """Let the worker fetch the version in this buffer, and send the message."""
         self._put(message, buffer)
 
-    def delivered(self, report: GradientReport) -> Views:
+    def delivered(self, report: GradientReport) -> Delivered:
         """Return the gradient that the report announced."""
         assert self._slot is not None, report
-        return self._slot
+        return Delivered(self._slot)
 
     def send_state(self, state: Any, what: str) -> None:
         """Answer a StateRequest; raises SpecError if the state can't be sent."""

@@ -5,7 +5,7 @@ Theory of operation
     worker                                server
     Hello(nonce)                    ->
                                     <-    Challenge(nonce, proof)      both prove that they know the
-    Proof(proof)                    ->                                 token, which is never sent
+    Proof(proof, kind)              ->                                 token, which is never sent
     Join(worker, spec)              ->
                                     <-    Welcome, or Refused(reason)
                                     <-    Assignment(turn, version)    compute at this version
@@ -27,11 +27,11 @@ Theory of operation
     WorkerUnavailable(worker)       ->                                 it won't be restarted
 
     The module `connection_messages` has the messages of the handshake, and those that a transport
-    sends for its own use and handles itself; `server_messages` has those between servers.
+    sends for its own use and handles itself; `number_messages` has those about the numbers of
+    workers, `server_messages` those between servers, `host_messages` those with agents of hosts.
 
 Every message is a frozen value whose fields are validated when it is decoded. Bytes that aren't
-exactly one message of the expected sender raise `ProtocolError`, and nothing else. No sockets, no
-pickle.
+exactly one message of the expected sender raise `ProtocolError`. No sockets, no pickle.
 """
 
 import sys
@@ -55,6 +55,16 @@ from paceline.run.net.connection_messages import (
     Session,
     SlotShared,
     StopPayload,
+)
+from paceline.run.net.host_messages import FromHost, ToHost
+from paceline.run.net.number_messages import (
+    AboutHosts,
+    LeaveRun,
+    NumberReserved,
+    ReserveNumber,
+    Seat,
+    ToHosts,
+    WorkerNumber,
 )
 from paceline.run.net.server_messages import FromOtherServer, ToOtherServer
 from paceline.run.settings import WireFormat
@@ -87,10 +97,13 @@ __all__ = [
     "Join",
     "LeaseReply",
     "LeaseRequest",
+    "LeaveRun",
+    "NumberReserved",
     "PositionReport",
     "PositionRequest",
     "Proof",
     "Refused",
+    "ReserveNumber",
     "RunEnded",
     "RunProgress",
     "ScriptEnded",
@@ -110,11 +123,10 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 POSITION_BYTES = 1 << 20  # the largest encoded position of a worker in its data
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # neither NaN nor infinite
-WorkerNumber = Annotated[int, msgspec.Meta(ge=0, le=999_999)]
 EncodedPosition = Annotated[bytes, msgspec.Meta(max_length=POSITION_BYTES)]
 
 
@@ -127,6 +139,7 @@ class Join(Message, tag=4, frozen=True):
     ahead: tuple[Count, ...] = ()  # batches of each stream that it wants to hold
     session: Session = b""
     """Identifies the process, which may connect again before its old connection is closed."""
+    seat: Seat = b""  # for which its launcher has reserved the number; empty: it hasn't
 
 
 class Welcome(Message, tag=5, frozen=True):
@@ -242,7 +255,7 @@ class StateUpload(Message, tag=13, frozen=True):
 
 
 class StateReply(Message, tag=14, frozen=True):
-    """Answer a StateRequest, a StateUpload or a StopRun."""
+    """Answer a StateRequest, a StateUpload, a StopRun or a LeaveRun."""
 
     tree_bytes: Count  # size of the state that comes with it; 0: only a StateRequest gets one
     data_bytes: Count = 0  # size of its tensors in the payload; 0: memory is shared
@@ -341,7 +354,9 @@ FromWorker = (
     | ScriptEnded
     | LeaseRequest
     | BatchesReturned
+    | AboutHosts
     | FromOtherServer
+    | FromHost
 )
 FromServer = (
     Challenge
@@ -359,7 +374,9 @@ FromServer = (
     | SendPayload
     | StopPayload
     | DataAttached
+    | ToHosts
     | ToOtherServer
+    | ToHost
 )
 
 

@@ -15,6 +15,8 @@ Theory of operation
                                     <-    ReducePart(decided)          the update is decided
     PartReduced(update, squares)    ->
                                     <-    StepUpdate(update, scale)      make the version
+                                    <-    StopPart, SkipPart           a turn won't count
+    PartMoved(peer)                 ->                                 its bytes so far
                                     <-    CollectPart                  for a checkpoint, for example
     StateUpload                     ->
                                     <-    RunOver
@@ -48,6 +50,7 @@ __all__ = [
     "OpenPeer",
     "PartArrived",
     "PartLost",
+    "PartMoved",
     "PartReduced",
     "PeerOpened",
     "PublishPart",
@@ -97,10 +100,10 @@ class LoadPart(Message, tag=32, frozen=True):
 
 
 class OpenPeer(Message, tag=33, frozen=True):
-    """Make a slot for a worker that joins, and expect its data connection."""
+    """Make a slot for a worker or the agent of a host, and expect its data connection."""
 
     peer: Count
-    worker: Number
+    worker: Number | None  # None: it is an agent
     session: Session
 
 
@@ -166,6 +169,8 @@ class AddPart(Message, tag=41, frozen=True):
     samples: Count
     scale: Factor
     unused: tuple[Count, ...]  # parameters of the optimizer that have no gradient
+    host: Count | None = None  # the peer in whose slot it is part of a sum; None: it is in its own
+    is_in_sum: bool = False  # that sum was added with the gradient of another worker
 
 
 class SumEarly(Message, tag=42, frozen=True):
@@ -268,8 +273,23 @@ class PeerOpened(Message, tag=56, frozen=True):
     failure: Text  # why there is no slot for the worker; empty: there is one
 
 
+class PartMoved(Message, tag=57, frozen=True):
+    """Report the bytes that were moved for a turn that has ended before its gradient arrived."""
+
+    peer: Count
+    to_worker: Count  # since the last report
+    to_server: Count
+
+
 FromOtherServer = (
-    JoinAsServer | PartReduced | PartArrived | PartLost | Blamed | ServerFailed | PeerOpened
+    JoinAsServer
+    | PartReduced
+    | PartArrived
+    | PartLost
+    | Blamed
+    | ServerFailed
+    | PeerOpened
+    | PartMoved
 )
 ToOtherServer = (
     ServerWelcome

@@ -28,7 +28,7 @@ from paceline.run.net.messages import (
     StateUpload,
     Welcome,
 )
-from paceline.run.net.transport import NOTHING_MOVED, Moved, OpenedSlot
+from paceline.run.net.transport import NOTHING_MOVED, Delivered, Moved, OpenedSlot
 from paceline.run.tensors.layout import Layout, Views, lay_out_constants, tensors
 from paceline.run.tensors.shared_region import Region
 from paceline.run.tensors.state_packing import pack, unpack
@@ -119,10 +119,10 @@ class SharedMemoryPeer:
             self._channel.send(BufferShared(buffer.number), self._store.buffer_fd(buffer.number))
         self._channel.send(message)
 
-    def delivered(self, report: GradientReport) -> Views:
+    def delivered(self, report: GradientReport) -> Delivered:
         """Return the gradient that the report announced; the worker wrote it into its slot."""
         assert self._slot is not None, report
-        return self._slot
+        return Delivered(self._slot)
 
     def send_state(self, state: Any, what: str) -> None:
         """Answer a StateRequest; raises SpecError if the state can't be sent."""

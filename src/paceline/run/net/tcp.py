@@ -14,13 +14,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
 from paceline.errors import PeerLost, ProtocolError, SpecError
 from paceline.run.net.data_peer import DataPeer
+from paceline.run.net.host_messages import HostVersion, HostWelcome
 from paceline.run.net.messages import (
     Assignment,
     CancelTurn,
@@ -34,7 +36,7 @@ from paceline.run.net.messages import (
     Welcome,
 )
 from paceline.run.net.payload_stream import Span
-from paceline.run.net.transport import NOTHING_MOVED, Announcement, Moved
+from paceline.run.net.transport import Announcement, Delivered, Moved
 from paceline.run.net.wire_format import codec_for
 from paceline.run.tensors.layout import Views, flat
 from paceline.run.tensors.shared_region import Region
@@ -43,11 +45,14 @@ from paceline.run.tensors.version_buffers import BufferStore, ParameterBuffer
 
 __all__ = [
     "NO_OTHERS",
+    "OtherAddresses",
     "Relay",
     "TcpPeer",
+    "VersionMessage",
     "spans_of",
     "spans_of_answer",
     "spans_of_version",
+    "what_travels",
 ]
 
 
@@ -83,23 +88,43 @@ def spans_of_version(views: Views, optimizer: int | None, may_round: bool = True
     return spans_of(flats, may_round) + spans_of([*views.buffer_flats, *views.counter_flats])
 
 
-def spans_of_answer(views: Views, message: Assignment | RunEnded) -> list[Span]:
+VersionMessage = Assignment | RunEnded | HostVersion
+"""The messages with which a version travels."""
+
+
+def spans_of_answer(views: Views, message: VersionMessage) -> list[Span]:
     """Return what travels of the version with a message; the last one is never rounded."""
+    optimizer, is_last = what_travels(message)
+    return spans_of_version(views, optimizer, may_round=not is_last)
+
+
+def what_travels(message: VersionMessage) -> tuple[int | None, bool]:
+    """Return whose parameters travel with a message (None: all), and whether it is the last one."""
     if isinstance(message, RunEnded):
-        return spans_of_version(views, None, may_round=False)
-    return spans_of_version(views, message.optimizer)
+        return None, True
+    return message.optimizer, isinstance(message, HostVersion) and message.is_last
+
+
+class OtherAddresses(NamedTuple):
+    """Where the other servers of a run are, and what they have."""
+
+    servers: tuple[str, ...] = ()
+    is_split: tuple[bool, ...] = ()  # which optimizers they have parts of
 
 
 class Relay(Protocol):
     """Has the other servers of a run do their part of what the head's end to a worker does."""
 
-    def open(self, peer: "TcpPeer", session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
+    def open(
+        self, peer: "TcpPeer", session: bytes, worker: int | None
+    ) -> tuple[int, OtherAddresses]:
         """Expect data connections of this session; raises SpecError if a server has no memory.
 
-        Returns the number of the peer in later calls, and the welcome with the servers' addresses.
+        `worker`: its number; None: the peer is the agent of a host. Returns the number of the peer
+        in later calls, and where the other servers are.
         """
 
-    def publish(self, peer: int, payload: int, message: Assignment | RunEnded) -> None:
+    def publish(self, peer: int, payload: int, message: VersionMessage) -> None:
         """Send their parts of a version."""
 
     def stop(self, peer: int, payload: int) -> None:
@@ -121,11 +146,13 @@ class Relay(Protocol):
 class _NoOthers:
     """The only server of a run has everything."""
 
-    def open(self, peer: "TcpPeer", session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
-        del peer, session
-        return 0, welcome
+    def open(
+        self, peer: "TcpPeer", session: bytes, worker: int | None
+    ) -> tuple[int, OtherAddresses]:
+        del peer, session, worker
+        return 0, OtherAddresses()
 
-    def publish(self, peer: int, payload: int, message: Assignment | RunEnded) -> None: ...
+    def publish(self, peer: int, payload: int, message: VersionMessage) -> None: ...
 
     def stop(self, peer: int, payload: int) -> None: ...
 
@@ -171,9 +198,9 @@ class TcpPeer(DataPeer):
         self._parts_left = 0  # of the awaited payload, on all servers
         self._version_payload: tuple[int, int] | None = None  # of which turn, and its number
         self._slot: Views | None = None  # not None iff the worker was welcomed
-        self._incoming: FromWorker | None = None  # the message whose payload is being received
+        self._incoming: object = None  # what is received when its payload is complete
         self._uploaded = -1  # descriptor of an uploaded state that wasn't read; -1: none
-        self._arrived: deque[FromWorker] = deque()  # messages whose payload is complete
+        self._arrived: deque[Any] = deque()  # messages whose payload is complete
 
     # -------------------------------------------------------------------------- data connection
 
@@ -185,14 +212,14 @@ class TcpPeer(DataPeer):
     def _on_arrival(self, payload: int) -> None:
         self.part_arrived(payload)
 
-    def part_arrived(self, payload: int, moved: Moved = NOTHING_MOVED) -> None:
-        """Note that one server has received its part of a payload.
-
-        `moved`: what it has moved since it reported the last time, if it is another server.
-        """
+    def count_moved(self, moved: Moved) -> None:
+        """Count what another server has moved since it reported the last time."""
         self._moved = Moved(
             self._moved.to_worker - moved.to_worker, self._moved.to_server - moved.to_server
         )
+
+    def part_arrived(self, payload: int) -> None:
+        """Note that one server has received its part of a payload."""
         if payload != self._awaited:  # it was withdrawn meanwhile
             return
         self._parts_left -= 1
@@ -220,16 +247,19 @@ class TcpPeer(DataPeer):
         for message in self._control.receive_nowait():
             has_news = True
             if isinstance(message, GradientReport) and not message.cancelled:
-                number = self._announce()
-                admit = partial(self._admit, message, number)
-                stop = partial(self._stop, message, number)
-                yield Announcement(message, admit, stop, self._host)
+                yield self._announcement(message)
             elif isinstance(message, StateUpload) and message.data_bytes:
                 self._await_upload(message, self._announce())
             else:
                 yield message
         if self._lost_by and not has_news and not self._control.wait_readable(0.0):
             raise PeerLost(self._lost_by)  # everything that the worker sent before is received
+
+    def _announcement(self, report: GradientReport) -> Announcement:
+        number = self._announce()
+        admit = partial(self._admit, report, number)
+        stop = partial(self._stop, report, number)
+        return Announcement(report, admit, stop, self._host)
 
     def _announce(self) -> int:
         """Return the number of a payload that the worker has announced."""
@@ -253,15 +283,25 @@ class TcpPeer(DataPeer):
 
     def open_slot(self, welcome: Welcome) -> Views:
         """Welcome the worker and make a slot for it; raises SpecError if there is no memory."""
-        self._slot = self._store.new_accumulator()
+        slot, others = self._open(welcome, welcome.worker)
+        self._control.send(msgspec.structs.replace(welcome, **others._asdict()))
+        self._send_constants()
+        return slot
+
+    def _open(
+        self, welcome: Welcome | HostWelcome, worker: int | None
+    ) -> tuple[Views, OtherAddresses]:
+        """Make slots on all servers; return the one of this server, and where the others are."""
+        slot = self._slot = self._store.new_accumulator()
         self._sender.codec = codec_for(welcome.wire_parameters)
         self._receiver.codec = codec_for(welcome.wire)
-        self._number, welcome = self._others.open(self, self._session, welcome)
-        self._control.send(welcome)
+        self._number, others = self._others.open(self, self._session, worker)
+        return slot, others
+
+    def _send_constants(self) -> None:
         constants = spans_of(self._store.constants)
         if constants:
             self._send_next(constants)
-        return self._slot
 
     def publish(self, message: Assignment | RunEnded, buffer: ParameterBuffer) -> None:
         """Send the message and the version in this buffer."""
@@ -273,25 +313,29 @@ class TcpPeer(DataPeer):
 
     def _admit(self, report: GradientReport, payload: int) -> None:
         """Let the worker send a gradient that it has announced."""
-        assert self._slot is not None
-        self._receiver.expect(payload, spans_of_version(self._slot, report.optimizer))
-        self._incoming = report
-        self._parts_left = 1 + self._others.expect(self._number, payload, report.optimizer)
+        self._expect(report, payload, report.optimizer)
         self._control.send(SendPayload(payload))
 
-    def _stop(self, report: GradientReport, payload: int) -> None:
-        """Have the worker send nothing more of a gradient."""
-        if report in self._arrived:
-            self._arrived.remove(report)
+    def _expect(self, incoming: object, payload: int, optimizer: int) -> None:
+        """Receive a gradient into the slots of all servers, and then this."""
+        assert self._slot is not None
+        self._receiver.expect(payload, spans_of_version(self._slot, optimizer))
+        self._incoming = incoming
+        self._parts_left = 1 + self._others.expect(self._number, payload, optimizer)
+
+    def _stop(self, incoming: object, payload: int) -> None:
+        """Have nothing more sent of a gradient."""
+        if incoming in self._arrived:
+            self._arrived.remove(incoming)
         self._receiver.skip()
         self._incoming, self._awaited = None, 0
         self._others.skip(self._number, payload)
         self._control.send(StopPayload(payload))
 
-    def delivered(self, report: GradientReport) -> Views:
+    def delivered(self, report: GradientReport) -> Delivered:
         """Return the gradient that the report announced."""
         assert self._slot is not None, report
-        return self._slot
+        return Delivered(self._slot)
 
     # --------------------------------------------------------------------------------- states
 

@@ -55,9 +55,11 @@ __all__ = [
     "NOTHING_MOVED",
     "Announcement",
     "Connections",
+    "Delivered",
     "Moved",
     "OpenedSlot",
     "PeerEnd",
+    "Pool",
     "ServerConnections",
     "TensorStore",
     "WorkerEnd",
@@ -96,6 +98,26 @@ class Announcement:
     host: str = ""
     """Where the worker runs, if others may share the link of its host."""
 
+    pool: "Pool | None" = None
+    """What adds up the gradients of that host before they travel; None: each travels alone."""
+
+
+class Pool(Protocol):
+    """Has gradients of one host's workers sent as one sum."""
+
+    def ask(self, workers: Sequence[int], reports: Sequence[GradientReport]) -> Any:
+        """Have the sum of these gradients sent; return what `stop` takes."""
+
+    def stop(self, asked: Any) -> None:
+        """Have nothing more sent of a sum."""
+
+
+class Delivered(NamedTuple):
+    """A gradient that has arrived."""
+
+    slot: Views | None  # None: it is part of the sum in the slot of another worker
+    host: int | None = None  # the host whose sum it is part of; None: it came alone
+
 
 class TensorStore(BufferStore, Protocol):
     """The server's memory that workers can see."""
@@ -129,7 +151,7 @@ class PeerEnd(Protocol):
     def publish(self, message: Assignment | RunEnded, buffer: ParameterBuffer) -> None:
         """Let the worker fetch the version in this buffer, and send the message."""
 
-    def delivered(self, report: GradientReport) -> Views:
+    def delivered(self, report: GradientReport) -> Delivered:
         """Return the gradient that the report announced."""
 
     def send_state(self, state: Any, what: str) -> None:

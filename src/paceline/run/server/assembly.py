@@ -23,6 +23,7 @@ from paceline.run.launch.environment import Identity, check_listening
 from paceline.run.launch.run_folder import commit_spec, is_resumed
 from paceline.run.net.address import is_tcp, listen, listen_on, local_twin
 from paceline.run.net.channel import Channel
+from paceline.run.net.host_peer import HostedPeer, HostPeer
 from paceline.run.net.server_messages import ServerWelcome
 from paceline.run.net.shared_memory import SharedMemoryPeer, SharedMemoryStore
 from paceline.run.net.tcp import NO_OTHERS, TcpPeer
@@ -94,8 +95,14 @@ class LocalHost:
         def open_peer(channel: Channel[Any]) -> PeerEnd:
             if channel.is_local:
                 return SharedMemoryPeer(channel, store)
-            others_or_none = others or NO_OTHERS
-            return TcpPeer(channel, store, channel.session, others_or_none, channel.remote_host)
+            return TcpPeer(
+                channel, store, channel.session, others or NO_OTHERS, channel.remote_host
+            )
+
+        def open_host(channel: Channel[Any], host: HostPeer | None) -> PeerEnd:
+            if host is not None:
+                return HostedPeer(channel, store, channel.session, host)
+            return HostPeer(channel, store, channel.session, others or NO_OTHERS)
 
         check_listening(self._address, self._token_file)
         tls = None if self._tls is None else server_context(self._tls)
@@ -105,7 +112,9 @@ class LocalHost:
             listening = [listen_on(socket.socket(fileno=self._listening_fd))]
         if is_tcp(self._address) and self._shares and others is None:
             listening.append(listen(local_twin(self._address, self._token)))
-        return Listener(listening, self._token, open_peer, _say, tls=tls)
+        listener = Listener(listening, self._token, open_peer, _say, tls=tls)
+        listener.open_host = open_host
+        return listener
 
 
 def serve_run(run_dir: Path, settings: Settings, trained: TrainedObjects, host: ServerHost) -> str:
@@ -199,6 +208,7 @@ def _make_server(
         cores=available_cores(),
         optimizers=len(shard.state.optimizers),
     )
+    is_continued = (run_dir / "trace.jsonl").exists()
     recorder, origin = _open_recorder(run_dir / "trace.jsonl", header, saved, system)
     export = partial(write_weights, run_dir, trained.models, shard, system.disk)
     every = parse_every(settings.checkpoint_every)
@@ -210,6 +220,8 @@ def _make_server(
     if others is not None:
         server.expect_servers(others)
     server.expect_launcher()
+    if is_continued:
+        server.expect_return()
     if saved is not None:
         server.restore(saved)
     commit_spec(run_dir, system.disk)

@@ -15,6 +15,8 @@ from paceline.core.events import Event, StopRequested, WorkerMissing
 from paceline.run.net import messages
 from paceline.run.net.transport import PeerEnd
 from paceline.run.server.executor import Executor, RunParts
+from paceline.run.server.roster import Peer
+from paceline.trace.schema import WITH_NOTICE
 
 __all__ = ["SCRIPT_ENDED", "EndRequests"]
 
@@ -42,6 +44,7 @@ class EndRequests:
         self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             messages.StopRun: self._on_stop_run,
             messages.ScriptEnded: self._on_script_ended,
+            messages.LeaveRun: self._on_leave,
             messages.WorkerUnavailable: self._on_worker_unavailable,
         }
 
@@ -55,18 +58,26 @@ class EndRequests:
 
     def _on_script_ended(self, end: PeerEnd, message: messages.ScriptEnded) -> None:
         del message
-        if self._parts.roster.member(end).worker == 0:
+        worker = self._parts.roster.member(end).worker
+        self._parts.roster.give_up(worker)
+        if worker == 0:
             self._end_with_script()  # it waits for the end, in case a checkpoint needs its position
         else:
             self._lose(end, SCRIPT_ENDED)
+
+    def _on_leave(self, end: PeerEnd, message: messages.LeaveRun) -> None:
+        """Let a worker leave whose host is about to go; another one may take its number."""
+        peer = self._parts.roster.get(message.worker)
+        if peer is not None and peer.end is not end and _is_about(message, peer):
+            self._lose(peer.end, WITH_NOTICE)
+        end.send(messages.StateReply(0))
 
     def _on_worker_unavailable(self, end: PeerEnd, message: messages.WorkerUnavailable) -> None:
         """The launcher won't start a worker; of one that has joined we know ourselves."""
         del end
         roster, worker, reason = self._parts.roster, message.worker, message.reason
         is_known = roster.is_known(worker)
-        if not is_known:
-            roster.expect_no_more(worker)
+        roster.give_up(worker)
         if worker == 0 and message.has_completed:
             self._end_with_script()
         elif not is_known:
@@ -90,3 +101,10 @@ class EndRequests:
     def _stop(self, is_complete: bool) -> None:
         self._executor.is_complete = is_complete
         self._handle(StopRequested(self._parts.clock.now(), at_once=True))
+
+
+def _is_about(message: messages.LeaveRun, peer: Peer) -> bool:
+    """Return whether it is this very worker that leaves, and not one that has its number now."""
+    return (bool(message.session) and message.session == peer.session) or (
+        bool(message.seat) and message.seat == peer.seat
+    )

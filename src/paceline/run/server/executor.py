@@ -150,7 +150,7 @@ class Executor:
             action.samples,
             action.scale,
             frozenset(report.unused),
-            peer.end.delivered(report),
+            *peer.end.delivered(report),
         )
         self._shard.add(action.update, gradient)
         if self._same_gradients.is_watching:

@@ -38,12 +38,16 @@ class OptimizerPhases:
 
     def is_out_of_step(self, worker: int, report: GradientReport) -> bool:
         """Return whether to ask the worker for its next gradient instead of using this one."""
-        member = self._decider.ledger.members.get(worker)
-        if self._mixes or member is None or member.work is None:
-            return False
-        others = self._shard.optimizers_of(member.work.update)
-        if not others or report.optimizer in others:
+        if not self.is_at_another(worker, report):
             self._missed[worker] = 0
             return False
         self._missed[worker] = self._missed.get(worker, 0) + 1
         return self._missed[worker] <= CATCHING_UP
+
+    def is_at_another(self, worker: int, report: GradientReport) -> bool:
+        """Return whether the worker is at another optimizer than its update."""
+        member = self._decider.ledger.members.get(worker)
+        if self._mixes or member is None or member.work is None:
+            return False
+        others = self._shard.optimizers_of(member.work.update)
+        return bool(others) and report.optimizer not in others

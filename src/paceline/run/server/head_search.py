@@ -11,15 +11,14 @@ from typing import TypeVar
 
 from paceline.errors import PeerLost
 from paceline.run.net.address import NobodyListens
+from paceline.run.net.server_wait import ServerWait
 from paceline.run.system import System
 
 __all__ = ["find_head"]
 
 C = TypeVar("C")
 
-CONNECT_TIMEOUT_S = 600.0  # to find a head; long, because its script may load a large data set
 ENDED_S = 60.0  # a run has ended if no process has listened at its address for this long
-QUIET_S = 5.0  # tell the user after waiting this long
 
 
 def find_head(
@@ -29,21 +28,15 @@ def find_head(
 
     `has_joined`: this server was part of the run. Raises PeerLost if it takes too long.
     """
-    began, pause_s, is_quiet = system.monotonic(), 0.01, True
-    held_at = began  # the last time when a process may have listened
+    wait, now = ServerWait("the head", say, system.monotonic), system.monotonic
+    held_at = now()  # the last time when a process may have listened
     while True:
         try:
             return connect()
         except PeerLost as error:
-            now = system.monotonic()
             if not isinstance(error, NobodyListens):
-                held_at = now
-            if has_joined and now - held_at > ENDED_S:
+                held_at = now()
+            if has_joined and now() - held_at > ENDED_S:
                 return None
-            if now - began > CONNECT_TIMEOUT_S:
-                raise PeerLost(f"no head was found: {error}") from None
-            if is_quiet and now - began > QUIET_S:
-                say(f"waiting for the head: {error}")
-                is_quiet = False
+            pause_s = wait.fail(error)
         system.sleep(pause_s)
-        pause_s = min(0.5, pause_s * 1.5)

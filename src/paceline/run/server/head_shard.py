@@ -109,6 +109,8 @@ class HeadShard(Shard):
                 gradient.samples,
                 gradient.scale,
                 tuple(sorted(gradient.unused)),
+                gradient.host,
+                gradient.slot is None,
             )
         )
         unused = self._parts[0].unused(optimizer, gradient.unused)

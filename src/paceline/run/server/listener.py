@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.channel import Channel, wait_ready
 from paceline.run.net.data_peer import DataPeer
 from paceline.run.net.data_socket import DataSocket
+from paceline.run.net.host_peer import HostPeer
 from paceline.run.net.messages import DataAttached, Refused, decode_worker
 from paceline.run.net.tcp import TcpPeer
 from paceline.run.net.transport import PeerEnd
@@ -35,6 +36,14 @@ from paceline.run.system import SYSTEM, System
 __all__ = ["Listener"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_WAKES_UP = "wakes up"
+
+
+class HasFileno(Protocol):
+    """Something that a selector can watch."""
+
+    def fileno(self) -> int:
+        """Return a descriptor."""
 
 
 @dataclass(eq=False)
@@ -46,6 +55,14 @@ class _Connection:
     peer: PeerEnd | None = None  # None: it was closed
 
 
+OpenHost = Callable[[Channel[Any], HostPeer | None], PeerEnd]
+
+
+def _no_agents(channel: Channel[Any], host: HostPeer | None) -> PeerEnd:
+    del channel, host
+    raise ProtocolError("this server serves no agents of hosts")
+
+
 class Listener:
     """All connections of the server."""
 
@@ -53,7 +70,7 @@ class Listener:
         self,
         listening: Sequence[socket.socket],
         token: str,
-        open_peer: Callable[[Channel[Any]], PeerEnd],
+        open_peer: Callable[[Channel[Any]], Any],
         report: Callable[[str], None] = print,
         system: System = SYSTEM,
         tls: ssl.SSLContext | None = None,
@@ -64,6 +81,8 @@ class Listener:
         """
         self.system = system
         self._open_peer = open_peer
+        self.open_host: OpenHost = _no_agents
+        """As `open_peer`, for the agent of a host or, with its end, for a worker that it serves."""
         self._refusals = Refusals(report)
         self._selector = selectors.DefaultSelector()
         self._strangers = Strangers(listening, token, self._refusals, self._now, tls)
@@ -92,6 +111,10 @@ class Listener:
             signal.signal(number, on_signal)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
 
+    def wake_up_for(self, connections: HasFileno) -> None:
+        """Let `wait` return when this is readable, too."""
+        self._selector.register(connections, _READ, _WAKES_UP)
+
     def wait(self, timeout_s: float | None) -> list[PeerEnd]:
         """Wait until a peer has news, or for this long; return the peers that do."""
         self._watch_blocked()
@@ -114,7 +137,7 @@ class Listener:
                 _add_arrived(ready, self._data.move(key.data, events))
             elif key.fileobj is self._woken:
                 self._woken.recv(4096)
-            else:
+            elif key.data != _WAKES_UP:
                 are_strangers_ready = True
         if are_strangers_ready or self._watch.is_due():
             self._serve_strangers(ready)
@@ -179,8 +202,8 @@ class Listener:
         """Serve strangers; those that are authenticated now may have sent more."""
         for one in self._strangers.serve():
             try:
-                if one.data_of:
-                    self._attach(one.channel, one.data_of)
+                if one.kind == "data":
+                    self._attach(one.channel, one.of_session)
                 else:
                     ready.append(self._admit(one))
             except ProtocolError as error:
@@ -190,16 +213,29 @@ class Listener:
 
     def _admit(self, one: Authenticated) -> PeerEnd:
         """Open the peer of an authenticated control connection."""
-        channel = one.channel
+        channel, host = one.channel, None
+        if one.kind == "hosted":
+            host = self._agent(one.of_session)
         channel.trust(decode_worker, one.session)
         connection = _Connection(channel, one.session)
         channel.on_blocked = lambda: self._blocked.add(connection)
-        peer = connection.peer = self._open_peer(channel)
+        if one.kind == "control":
+            peer: PeerEnd = self._open_peer(channel)
+        else:
+            peer = self.open_host(channel, host)
+        connection.peer = peer
         self._connections[peer] = connection
         self._selector.register(channel, _READ, connection)
         if isinstance(peer, TcpPeer):
             self._sessions[one.session] = connection
         return peer
+
+    def _agent(self, session: bytes) -> HostPeer:
+        """Return the agent of this session, which serves a worker."""
+        owner = self._sessions.get(session)
+        if owner is None or not isinstance(owner.peer, HostPeer):
+            raise ProtocolError("the session of this worker's agent is unknown")
+        return owner.peer
 
     def _attach(self, channel: Channel[Any], session: bytes) -> None:
         """Hand a data connection to the peer of its session."""

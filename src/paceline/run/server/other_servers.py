@@ -15,24 +15,22 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
-import msgspec
-
 from paceline.errors import PacelineError, PeerLost, ProtocolError, SpecError
 from paceline.release import RELEASE
 from paceline.run.launch.environment import SERVER_LOST
 from paceline.run.net import messages
 from paceline.run.net import server_messages as to_servers
-from paceline.run.net.messages import Assignment, RunEnded, Welcome
 from paceline.run.net.server_messages import (
     Blamed,
     JoinAsServer,
     PartArrived,
     PartLost,
+    PartMoved,
     PartReduced,
     PeerOpened,
     ServerFailed,
 )
-from paceline.run.net.tcp import TcpPeer
+from paceline.run.net.tcp import OtherAddresses, TcpPeer, VersionMessage, what_travels
 from paceline.run.net.transport import Moved, PeerEnd, ServerConnections
 from paceline.run.tensors.layout import TrainingState, difference
 from paceline.run.tensors.partition import Part
@@ -43,7 +41,9 @@ T = TypeVar("T")
 
 LEAVE_S = 5.0  # for servers to leave after the end
 SAY_S = 10.0  # between two lines about servers that the run is waiting for
-ANSWER_S = 0.5  # how often the head looks up while it waits for an answer
+# How often the head looks up while it waits for an answer. Rarely: a launcher takes a server that
+# uses the processor for one that works, not for one that waits for another that hangs.
+ANSWER_S = 2.0
 
 
 class ServerLost(SystemExit):
@@ -84,10 +84,12 @@ class OtherServers:
         self._peers: dict[int, TcpPeer] = {}  # of workers, by their number at the other servers
         self._lost_peers: list[tuple[TcpPeer, str]] = []
         self._next_peer = count(1)
-        self._say_at: float | None = None  # when to say that servers are awaited
+        self._awaited_since: float | None = None  # not None iff servers are awaited
+        self._say_at = 0.0  # when to say so
         self.handlers: dict[type, Callable[[PeerEnd, Any], None]] = {
             PartArrived: self._on_part_arrived,
             PartLost: self._on_part_lost,
+            PartMoved: self._on_part_moved,
             ServerFailed: self._on_failed,
             PartReduced: self._on_unasked,
             Blamed: self._on_unasked,
@@ -191,14 +193,16 @@ class OtherServers:
 
     def _note_awaited(self, servers: list[int]) -> None:
         """Say now and then which servers the run is waiting for."""
-        now = self.connections.system.monotonic() if servers else 0.0
         if not servers:
-            self._say_at = None
-        elif self._say_at is None:
-            self._say_at = now + SAY_S
+            self._awaited_since = None
+            return
+        now = self.connections.system.monotonic()
+        if self._awaited_since is None:
+            self._awaited_since, self._say_at = now, now + SAY_S
         elif now >= self._say_at:
             self._say_at = now + SAY_S
-            print(f"waiting for server {', '.join(map(str, servers))}", flush=True)
+            which = f"server{'s' * (len(servers) > 1)} {', '.join(map(str, servers))}"
+            print(f"waiting for {which} for {now - self._awaited_since:.0f} s", flush=True)
 
     def _receive(self, number: int, kind: type[T], found: dict[int, T]) -> None:
         """Take what a server has sent; keep its answer."""
@@ -262,8 +266,14 @@ class OtherServers:
         self._check(end)
         peer = self._peers.get(message.peer)
         if peer is not None:
-            moved = Moved(message.to_worker, message.to_server)
-            peer.part_arrived(message.payload, moved)
+            peer.count_moved(Moved(message.to_worker, message.to_server))
+            peer.part_arrived(message.payload)
+
+    def _on_part_moved(self, end: PeerEnd, message: PartMoved) -> None:
+        self._check(end)
+        peer = self._peers.get(message.peer)
+        if peer is not None:
+            peer.count_moved(Moved(message.to_worker, message.to_server))
 
     def _on_part_lost(self, end: PeerEnd, message: PartLost) -> None:
         self._check(end)
@@ -287,13 +297,14 @@ class OtherServers:
 
     # --------------------------------------------------------- what the head's ends to workers do
 
-    def open(self, peer: TcpPeer, session: bytes, welcome: Welcome) -> tuple[int, Welcome]:
+    def open(self, peer: TcpPeer, session: bytes, worker: int | None) -> tuple[int, OtherAddresses]:
         """Expect data connections of this session at all servers, and have slots for it there.
 
-        Raises SpecError if a server has no memory for one.
+        `worker`: its number; None: the peer is the agent of a host. Raises SpecError if a server
+        has no memory for a slot.
         """
         number = next(self._next_peer)
-        self.broadcast(to_servers.OpenPeer(number, welcome.worker, session))
+        self.broadcast(to_servers.OpenPeer(number, worker, session))
         with suppress(PartFailed):  # the run has failed: its workers are only told of the end
             opened = dict(enumerate(self.answers(PeerOpened), start=1))
             failures = [f"server {n}: {one.failure}" for n, one in opened.items() if one.failure]
@@ -303,12 +314,11 @@ class OtherServers:
                 raise SpecError(failures[0])
         self._peers[number] = peer
         addresses = tuple([self._addresses[n] for n in sorted(self._addresses)])
-        return number, msgspec.structs.replace(welcome, servers=addresses, is_split=self.is_split)
+        return number, OtherAddresses(addresses, self.is_split)
 
-    def publish(self, peer: int, payload: int, message: Assignment | RunEnded) -> None:
+    def publish(self, peer: int, payload: int, message: VersionMessage) -> None:
         """Send their parts of a version."""
-        is_last = isinstance(message, RunEnded)
-        optimizer = message.optimizer if isinstance(message, Assignment) else None
+        optimizer, is_last = what_travels(message)
         self.broadcast(to_servers.PublishPart(peer, payload, message.version, optimizer, is_last))
 
     def stop(self, peer: int, payload: int) -> None:

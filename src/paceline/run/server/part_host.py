@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Serve a part of the parameters on this machine: memory, sockets, and the way to the head."""
 
+import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -25,6 +26,10 @@ from paceline.run.tensors.partition import Part
 __all__ = ["serve_part"]
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # as a host to listen at
+
+# Seconds after SIGTERM. What stops a whole run this way, such as systemd or Slurm, also stops the
+# head, which can't save the run without this server.
+LINGER_S = 20
 
 _say = partial(print, flush=True)
 
@@ -70,13 +75,21 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+class _Stopped(BaseException):
+    """A signal ends this process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def serve_part(identity: Identity, whole: TrainingState) -> NoReturn:
     """Serve a part of a run until it has ended, and exit.
 
     If that is impossible, because the head refuses this server, say, exit with the error's code.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGTERM, _stop_soon)
     try:
         PartServer(identity.server, whole, _PartHost(identity), _say).serve()
     except InternalError:
@@ -84,10 +97,29 @@ def serve_part(identity: Identity, whole: TrainingState) -> NoReturn:
     except PacelineError as error:
         print(error, file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
+    except _Stopped as stopped:
+        _die_of(stopped.number)
     raise SystemExit(0)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End this process, which has nothing to save."""
-    del number, frame
-    raise SystemExit(0)
+def _stop_soon(number: int, frame: FrameType | None) -> None:
+    """End this process after a while, unless the run ends before; at once at the next signal."""
+    del frame
+    signal.signal(number, _stop)
+    signal.signal(signal.SIGALRM, lambda _, frame: _stop(number, frame))
+    signal.alarm(LINGER_S)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process, which has nothing to save, without a traceback."""
+    del frame
+    raise _Stopped(number)
+
+
+def _die_of(number: int) -> None:
+    """Die of a signal, so that a launcher doesn't take it for the end of the run."""
+    with suppress(OSError):  # nobody reads them
+        sys.stdout.flush()
+        sys.stderr.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -127,19 +127,19 @@ class PartListener:
 
     def _serve_strangers(self) -> None:
         for one in self._strangers.serve():
-            if not one.data_of:
+            if one.kind != "data":
                 reason = "this server isn't the head of its run; connect to the head"
                 self._strangers.refuse(one.channel, reason)
-            elif (peer := self._expected.pop(one.data_of, None)) is not None:
+            elif (peer := self._expected.pop(one.of_session, None)) is not None:
                 self._attach(one.channel, peer)
             else:
                 self._keep_early(one)
 
     def _keep_early(self, one: Authenticated) -> None:
-        if one.data_of in self._early or len(self._early) >= EARLY_MAX:
+        if one.of_session in self._early or len(self._early) >= EARLY_MAX:
             self._strangers.refuse(one.channel, "the session of this data connection is unknown")
         else:
-            self._early[one.data_of] = _Early(one.channel, self._now())
+            self._early[one.of_session] = _Early(one.channel, self._now())
 
     def _close_early(self) -> None:
         for session, early in list(self._early.items()):

@@ -102,10 +102,10 @@ class PartHost(Protocol):
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker, as this server knows it."""
+    """A worker or the agent of a host, as this server knows it."""
 
     peer: PartPeer
-    number: int  # of the worker
+    number: int | None  # of the worker; None: it is the agent of a host
     slot: Views
 
 
@@ -264,9 +264,9 @@ class PartSession:
             told.OpenPeer: self._on_open,
             told.ClosePeer: self._on_close,
             told.PublishPart: self._on_publish,
-            told.StopPart: lambda m: self._workers[m.peer].peer.stop(m.payload),
+            told.StopPart: self._on_stop,
             told.ExpectPart: self._on_expect,
-            told.SkipPart: lambda m: self._workers[m.peer].peer.skip(m.payload),
+            told.SkipPart: self._on_skip_part,
         }
 
     def _on_open(self, message: told.OpenPeer) -> None:
@@ -277,14 +277,15 @@ class PartSession:
             return
         self._head.send(told.PeerOpened(message.peer, ""))
         peer = PartPeer(self._welcome.wire, self._welcome.wire_parameters)
-        self._slots[message.worker] = slot
+        if message.worker is not None:
+            self._slots[message.worker] = slot
         self._workers[message.peer] = _Worker(peer, message.worker, slot)
         self._connections.expect(message.session, peer)
 
     def _on_close(self, message: told.ClosePeer) -> None:
         worker = self._workers.pop(message.peer)
         self._connections.close_peer(worker.peer)
-        if self._slots.get(worker.number) is worker.slot:
+        if worker.number is not None and self._slots.get(worker.number) is worker.slot:
             del self._slots[worker.number]
 
     def _on_publish(self, message: told.PublishPart) -> None:
@@ -292,6 +293,20 @@ class PartSession:
         spans = spans_of_version(views, message.optimizer, may_round=not message.is_last)
         if spans:
             self._workers[message.peer].peer.send(message.payload, spans)
+
+    def _on_stop(self, message: told.StopPart) -> None:
+        self._workers[message.peer].peer.stop(message.payload)
+        self._report_moved(message.peer)
+
+    def _on_skip_part(self, message: told.SkipPart) -> None:
+        self._workers[message.peer].peer.skip(message.payload)
+        self._report_moved(message.peer)
+
+    def _report_moved(self, number: int) -> None:
+        """Tell the head what was moved for a turn of which nothing more will arrive."""
+        moved = self._workers[number].peer.take_moved()
+        if any(moved):
+            self._head.send(told.PartMoved(number, *moved))
 
     def _on_expect(self, message: told.ExpectPart) -> None:
         worker = self._workers[message.peer]
@@ -318,11 +333,13 @@ class PartSession:
 
     def _on_add(self, message: told.AddPart) -> None:
         unused = self._part.unused(message.optimizer, frozenset(message.unused))
-        slot = self._slots[message.worker]
-        gradient = SlotGradient(
-            message.worker, message.optimizer, message.samples, message.scale, unused, slot
-        )
-        self._shard.add(message.update, gradient)
+        slot = None
+        if not message.is_in_sum and message.host is None:
+            slot = self._slots[message.worker]
+        elif message.host is not None and not message.is_in_sum:
+            slot = self._workers[message.host].slot
+        own = message.worker, message.optimizer, message.samples, message.scale
+        self._shard.add(message.update, SlotGradient(*own, unused, slot, message.host))
 
     def _on_reduce(self, message: told.ReducePart) -> None:
         pairs = zip(message.workers, message.samples, strict=True)

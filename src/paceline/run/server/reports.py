@@ -94,6 +94,17 @@ class Reports:
             )
         self._end_turn(peer, event, measured, report)
 
+    def can_use(self, peer: Peer, report: messages.GradientReport) -> bool:
+        """Return whether nothing but the rule decides if this gradient is accepted."""
+        if self._phases.is_at_another(peer.worker, report):
+            return False
+        try:
+            check_gradient(self._decider, self._shard, peer.worker, report)
+            self._decider.leases.check(peer.worker, report.uses)
+        except ProtocolError:
+            return False
+        return True
+
     def on_abandoned(self, end: PeerEnd, report: messages.AbandonReport) -> None:
         """Handle the news that a gradient was abandoned."""
         peer = self._reporting_peer(end, report)

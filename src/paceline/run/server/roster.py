@@ -39,6 +39,7 @@ class Peer:
     worker: int
     end: PeerEnd
     session: bytes = b""  # identifies its process, which may connect again; empty: it doesn't
+    seat: bytes = b""  # at a launcher that has reserved its number; empty: it has none
     options_known: int | None = None  # option changes that were sent to it; None: unknown
     asked_at: float | None = None  # when its turn began; None: it is idle
     longest_s: float = 0.0  # that one of its turns took
@@ -72,6 +73,7 @@ class Roster:
         self._members: dict[int, Peer] = {}
         self._by_end: dict[PeerEnd, Peer] = {}
         self._known: set[int] = set()
+        self._given_up: set[int] = set()
         self._broken: list[tuple[PeerEnd, str, str]] = []
 
     # --------------------------------------------------------------------------------- reading
@@ -118,6 +120,10 @@ class Roster:
         """Return whether the worker has joined at some time, or is known to never join."""
         return worker in self._known
 
+    def is_given_up(self, worker: int) -> bool:
+        """Return whether nobody will start this worker again."""
+        return worker in self._given_up
+
     # ------------------------------------------------------------------------ coming and going
 
     def admit(self, end: PeerEnd, join: messages.Join, saves: bool, position: bytes) -> Peer:
@@ -142,9 +148,10 @@ class Roster:
         except SpecError as error:  # no memory for another slot; the run goes on without it
             raise ProtocolError(str(error)) from None
         ahead = tuple([min(count, LEASES_MAX) for count in join.ahead])
-        peer = Peer(join.worker, end, join.session, ahead=ahead, wanted=list(ahead))
+        peer = Peer(join.worker, end, join.session, join.seat, ahead=ahead, wanted=list(ahead))
         self._members[join.worker] = self._by_end[end] = peer
         self._known.add(join.worker)
+        self._given_up.discard(join.worker)
         return peer
 
     @staticmethod
@@ -170,9 +177,10 @@ class Roster:
         del self._members[peer.worker]
         del self._by_end[peer.end]
 
-    def expect_no_more(self, worker: int) -> None:
-        """Count a worker that will never join as known."""
+    def give_up(self, worker: int) -> None:
+        """Note that nobody will start this worker again; if it never joined, it counts as known."""
         self._known.add(worker)
+        self._given_up.add(worker)
 
     def park(self, peer: Peer) -> None:
         """Note that the member's process was stopped."""

@@ -31,12 +31,13 @@ from paceline.core.events import (
 )
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net import messages
-from paceline.run.net.server_messages import JoinAsServer
 from paceline.run.net.transport import Connections, PeerEnd
 from paceline.run.server.checkpoint import Saved
 from paceline.run.server.checkpointer import Checkpointer
 from paceline.run.server.end_requests import SCRIPT_ENDED, EndRequests
 from paceline.run.server.executor import Executor, RunParts
+from paceline.run.server.hosts import Hosts
+from paceline.run.server.joining import Joining
 from paceline.run.server.leasing import Leasing, epoch_shares
 from paceline.run.server.other_servers import OtherServers, ServerLost
 from paceline.run.server.progress import Progress
@@ -86,7 +87,6 @@ class Server:
         self._recorder = recorder
         self._checkpointer = checkpointer
         self._others = OtherServers.none(shard.whole)
-        self._early_joins: list[tuple[PeerEnd, messages.Join]] = []  # before all servers were here
         self._roster = Roster(settings, shard.whole.spec, epoch_shares(decider))
         self._watchers = Watchers(decider.ledger, recorder.reached)
         self._waiting_for = WaitingFor(decider, recorder)
@@ -107,7 +107,10 @@ class Server:
         )
         self._run_end = RunEnd(parts, recorder, self._watchers)
         self._executor = Executor(parts, recorder.began, recorder.updated)
-        self._transfers = Transfers(decider, self._roster)
+        self._transfers = Transfers(decider, self._roster, shard.release_slot)
+        self._joining = Joining(
+            parts, self._executor, self._others, self._handle, self._lose, self._take
+        )
         self._end: Ended | None = None
         self._leave_at = inf  # then the run doesn't wait for workers any more
         self._has_idle_work = False
@@ -125,12 +128,13 @@ class Server:
         states = StateRequests(parts.decider, parts.shard, parts.roster, executor)
         script_settings = executor.script_settings
         reports = Reports(parts, script_settings, self._transfers, self._handle, self._rejoin)
-        return {**ends.handlers, **leasing.handlers, **states.handlers, **reports.handlers}
+        hosts = self._hosts = Hosts(parts, self._transfers, reports, self._take)
+        all_parts = (ends, leasing, states, reports, hosts)
+        return {kind: handler for one in all_parts for kind, handler in one.handlers.items()}
 
     def _own_handlers(self) -> dict[type, Callable[[PeerEnd, Any], None]]:
         return {
-            messages.Join: self._on_join,
-            JoinAsServer: self._on_join_as_server,
+            **self._joining.handlers,
             messages.PositionReport: self._on_position_report,
             messages.Watch: self._watchers.add,
         }
@@ -144,9 +148,13 @@ class Server:
         """Don't end before the launcher has come, or it would not learn how the run ended."""
         self._watchers.is_awaited = True
 
+    def expect_return(self) -> None:
+        """Let workers keep the numbers that they had at an earlier server."""
+        self._joining.numbers.expect_return()
+
     def expect_servers(self, others: OtherServers) -> None:
         """Serve together with other servers; workers join when all of these are here."""
-        self._others = others
+        self._others = self._joining.others = others
         self._transfers.set_servers(others.servers)
         self._handlers |= others.handlers
 
@@ -192,7 +200,7 @@ class Server:
         wait_s = max(0.0, until - self._monotonic())
         ready = self._connections.wait(min(wait_s, QUIET_S) if self._has_idle_work else wait_s)
         for peer in ready:
-            self._receive(peer)
+            self._take(peer)
         if self._has_idle_work and not ready:
             self._do_idle_work()
 
@@ -233,13 +241,10 @@ class Server:
 
     # --------------------------------------------------------------------------------- receiving
 
-    def _receive(self, end: PeerEnd) -> None:
-        self._take(end, end.receive_nowait())
-
-    def _take(self, end: PeerEnd, received: Iterable[object]) -> None:
-        """Handle the messages of a peer, which may break off."""
+    def _take(self, end: PeerEnd, received: Iterable[object] | None = None) -> None:
+        """Handle messages of a peer, by default those that have arrived; it may break off."""
         try:
-            for message in received:
+            for message in end.receive_nowait() if received is None else received:
                 if not self._others.ignores(end, message):
                     self._handlers[type(message)](end, message)
         except ProtocolError as error:
@@ -253,6 +258,8 @@ class Server:
             raise self._others.lost(number, reason)
         self._connections.close(end, tell_it)
         self._watchers.remove(end)
+        self._hosts.lost(end, reason)
+        self._joining.numbers.remove(end)
         peer = self._roster.find(end)
         if peer is not None:
             self._roster.remove(peer)
@@ -279,31 +286,6 @@ class Server:
         if self._end is None and reason != SCRIPT_ENDED:  # the launcher reports it, if need be
             self._progress.say(f"worker {peer.worker} left: {reason}")
         self._handle(WorkerLeft(self._clock.now(), peer.worker, reason), lost)
-
-    def _on_join_as_server(self, end: PeerEnd, message: JoinAsServer) -> None:
-        self._others.admit(end, message)
-        if not self._others.missing:
-            self._shard.send_parts()
-            early, self._early_joins = self._early_joins, []
-            for worker, join in early:
-                self._take(worker, [join])
-
-    def _on_join(self, end: PeerEnd, message: messages.Join) -> None:
-        if self._others.missing:
-            self._early_joins.append((end, message))
-            return
-        earlier = self._roster.get(message.worker)
-        if earlier is not None and earlier.end is not end:
-            if self._roster.is_same_process(earlier, message):
-                self._lose(earlier.end, "connected again")
-            else:
-                self._receive(earlier.end)  # its process may have died, which isn't known yet
-        position = self._checkpointer.position_of(message.worker)
-        peer = self._roster.admit(end, message, self._checkpointer.is_on, position)
-        had_ended = self._end is not None  # workers that were here at the end were told
-        self._handle(WorkerJoined(self._clock.now(), peer.worker))
-        if had_ended:
-            self._executor.send_end(peer)
 
     def _rejoin(self, peer: Peer) -> None:
         self._roster.unpark(peer)
@@ -377,15 +359,17 @@ class Server:
             if now > self._end.t + SETTLE_S and not self._run_end.is_saved:
                 self._run_end.save(self._end)
         ledger = self._decider.ledger
-        asked_at = self._waiting_for.check(now)
+        asked_at = {} if self._others.missing else self._waiting_for.check(now)
         waiting_s = {worker: now - since for worker, since in asked_at.items()}
         self._watchers.note_waiting(waiting_s, self._monotonic())
         here = [peer.worker for peer in self._roster.active]
-        self._progress.tick(here, ledger.begun, ledger.samples, waiting_s)
+        if not self._others.missing:  # workers that have come wait for them, too
+            self._progress.tick(here, ledger.begun, ledger.samples, waiting_s)
         # Before the run begins, workers may take any time to start.
         has_begun = ledger.begun or self._roster.known_count >= self._settings.spec.workers
         is_stuck = ledger.paused and has_begun and not self._is_stopping
         self._failures.check_patience(self._settings, is_stuck, len(here), now)
+        self._joining.numbers.tick()
         self._park_stopped()
 
     def _park_stopped(self) -> None:

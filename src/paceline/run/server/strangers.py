@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from paceline.errors import PeerLost, ProtocolError
 from paceline.run.net.address import accept
 from paceline.run.net.channel import STRANGER_LIMIT, Channel, wait_ready
+from paceline.run.net.connection_messages import Kind
 from paceline.run.net.handshake import Challenger
 from paceline.run.net.messages import Hello, Refused, decode_stranger
 from paceline.run.net.tls import wrap_server
@@ -48,8 +49,9 @@ class Authenticated(NamedTuple):
     """A connection that has proved that it knows the token."""
 
     channel: Channel[Any]
-    session: bytes  # that it opens, if it is a control connection
-    data_of: bytes  # the session that it is a data connection of; empty: a control connection
+    session: bytes  # that it opens, unless it is a data connection
+    kind: Kind
+    of_session: bytes  # that a "data" or "hosted" connection belongs to
 
 
 @dataclass(eq=False)
@@ -226,7 +228,8 @@ class Strangers:
                 continue
             challenger.check(message)
             self._forget(fd)
-            return [Authenticated(channel, challenger.session, message.session)]
+            kind, of_session = message.kind, message.session
+            return [Authenticated(channel, challenger.session, kind, of_session)]
         return []
 
     def refuse(self, channel: Channel[Any], reason: str) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "SlotGradient",
     "Squares",
     "WeightedSum",
+    "add_up",
     "blocks",
     "combined",
     "spoiled",
@@ -47,6 +48,15 @@ class SlotGradient(NamedTuple):
     samples: int
     scale: float  # the policy's factor for its staleness
     unused: frozenset[int]  # parameters without a gradient
+    slot: Views | None  # None: it is part of a sum that was given for another worker
+    host: int | None = None  # the host whose sum it is part of; None: it is alone in its slot
+
+
+class _InSlot(NamedTuple):
+    """A gradient that can still be looked at."""
+
+    worker: int
+    optimizer: int
     slot: Views
 
 
@@ -95,9 +105,13 @@ class WeightedSum:
         """The contributions that were given, in order."""
         return list(self._relative)
 
-    def give(self, worker: int, number: int, slot: Views, weight: float) -> None:
-        """Register a gradient, which stays in its slot until it is added."""
-        self._waiting.append(_Waiting(worker, number, slot, weight))
+    def give(self, worker: int, number: int, slot: Views | None, weight: float) -> None:
+        """Register a gradient, which stays in its slot until it is added.
+
+        Without a slot, it is part of a sum that was given for another worker.
+        """
+        if slot is not None:
+            self._waiting.append(_Waiting(worker, number, slot, weight))
         self._relative[number] = weight
 
     def add_worker(self, worker: int) -> None:
@@ -168,11 +182,11 @@ def _sum_blocks(
 ) -> Iterator[Tensor]:
     """Add the parts to the total, block by block; yield each block of it when it is done."""
     for out, *terms in zip(blocks(total), *map(blocks, parts), strict=True):
-        _add_up(out, terms, ratios, was_empty)
+        add_up(out, terms, ratios, was_empty)
         yield out
 
 
-def _add_up(out: Tensor, terms: list[Tensor], ratios: list[float], was_empty: bool) -> None:
+def add_up(out: Tensor, terms: list[Tensor], ratios: list[float], was_empty: bool) -> None:
     """Add the terms, in their order, to `out`; overwrite it if nothing was there before."""
     begin = 0
     if was_empty and len(terms) > 1:
@@ -221,7 +235,7 @@ def spoiled(now: Tensor, before: Tensor) -> Tensor:
     return before.isfinite() & ~now.isfinite()
 
 
-def _is_finite(gradient: SlotGradient) -> bool:
+def _is_finite(gradient: _InSlot) -> bool:
     return isfinite(sum(map(square, gradient.slot.flats[gradient.optimizer])))
 
 
@@ -237,7 +251,7 @@ class PendingUpdate:
         self._accepted: list[tuple[int, int, float]] = []  # worker, samples and scale of each
         self._sums: dict[int, WeightedSum] = {}  # by optimizer
         self._buffers: WeightedSum | None = None
-        self._in_slots: list[SlotGradient] = []  # those whose slots aren't in use again
+        self._in_slots: list[_InSlot] = []  # those whose slots aren't in use again
         self._bad: list[int] = []  # workers whose gradients weren't finite; see `add_worker`
         self._counted_by: int | None = None  # the worker that the counters are from
         self.unused: dict[int, frozenset[int]] = {}
@@ -270,14 +284,18 @@ class PendingUpdate:
         number, weight = len(self._accepted), gradient.samples * gradient.scale
         self._sums[optimizer].give(gradient.worker, number, slot, weight)
         self.unused[optimizer] &= gradient.unused
-        if slot.buffers:
-            self._buffers = self._buffers or WeightedSum(_buffers_of, self._accumulator.get)
+        self._accepted.append((gradient.worker, gradient.samples, gradient.scale))
+        if slot is not None and slot.buffers and self._buffers is None:
+            self._buffers = WeightedSum(_buffers_of, self._accumulator.get)
+        if self._buffers is not None:
             self._buffers.give(gradient.worker, number, slot, gradient.samples)
+        if slot is None:
+            return
         if slot.counters and (self._counted_by is None or gradient.worker < self._counted_by):
             self.counters = [flat.clone() for flat in slot.counter_flats]
             self._counted_by = gradient.worker
-        self._accepted.append((gradient.worker, gradient.samples, gradient.scale))
-        self._in_slots.append(gradient)
+        if gradient.host is None:  # the agent of a host looks at each gradient before it adds it
+            self._in_slots.append(_InSlot(gradient.worker, optimizer, slot))
 
     def add_worker(self, worker: int, *, check: bool = False) -> None:
         """Add what is in this worker's slot, because the slot is needed.

@@ -18,6 +18,7 @@ from paceline.run.net import messages
 from paceline.run.net.address import is_tcp, local_twin
 from paceline.run.net.data_socket import DataSocket
 from paceline.run.net.handshake import connect, connect_data
+from paceline.run.net.server_wait import ServerWait
 from paceline.run.net.shared_memory import SharedMemoryWorker
 from paceline.run.net.tcp_client import ControlSocket
 from paceline.run.net.tcp_worker import TcpWorker
@@ -27,9 +28,6 @@ from paceline.run.system import SYSTEM, System
 from paceline.run.tensors.state_spec import StateSpec
 
 __all__ = ["Dialer", "ServerConnection", "dialer"]
-
-CONNECT_TIMEOUT_S = 600.0  # long, because the server's script may load a large data set first
-QUIET_S = 5.0  # tell the user after waiting this long
 
 Dialer = Callable[[], WorkerEnd]
 """Connects to the server once; raises PeerLost if there is none."""
@@ -64,6 +62,10 @@ def _dial_tcp(address: str, token: str, spec: StateSpec, tls: ssl.SSLContext | N
     return TcpWorker(ControlSocket(channel), data, spec, dial_data)
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class ServerConnection:
     """A worker's end of the transport, and a new one after each loss of the server."""
 
@@ -74,12 +76,20 @@ class ServerConnection:
         dial: Dialer,
         ahead: tuple[int, ...] = (),
         system: System = SYSTEM,
+        seat: bytes = b"",
     ) -> None:
-        """`ahead`: how many batches of each stream the worker wants to hold."""
+        """`ahead`: how many batches of each stream the worker wants to hold.
+
+        `seat`: for which its launcher has reserved the number; empty: it hasn't.
+        """
         self.ahead = ahead
         self.system = system
         self._worker = worker
-        self._session = secrets.token_bytes(16)
+        self.session = secrets.token_bytes(16)
+        """Identifies this process at the server."""
+        self.check: Callable[[], None] = lambda: None
+        """Called before each attempt to connect; may raise."""
+        self._seat = seat
         self._spec = spec
         self._dial = dial
         self.end: WorkerEnd  # the worker's end of the transport; there is one after `join`
@@ -92,26 +102,23 @@ class ServerConnection:
         ProtocolError if the server refuses this worker, PeerLost if none appears in time.
         """
         if self._has_end:
-            print("lost the server; waiting for it to restart", file=sys.stderr, flush=True)
-        began, pause_s, is_quiet = self.system.monotonic(), 0.01, True
+            _say("lost the server; waiting for it to restart")
+        wait = ServerWait("the server", _say, self.system.monotonic)
         self.close()
         while True:
+            self.check()
             try:
                 self.end, self._has_end = self._dial(), True
                 return self._join()
             except PeerLost as error:  # also if it dies, or can't be reached, during the welcome
-                waited_s = self.system.monotonic() - began
-                if waited_s > CONNECT_TIMEOUT_S:
-                    raise PeerLost(f"worker {self._worker} found no server: {error}") from None
-                if is_quiet and waited_s > QUIET_S:
-                    print(f"waiting for the server: {error}", file=sys.stderr, flush=True)
-                    is_quiet = False
-            self.close()
+                self.close()
+                pause_s = wait.fail(error)
             self.system.sleep(pause_s)
-            pause_s = min(0.5, pause_s * 1.5)
 
     def _join(self) -> tuple[messages.Welcome, OpenedSlot]:
-        join = messages.Join(self._worker, RELEASE, self._spec, self.ahead, self._session)
+        join = messages.Join(
+            self._worker, RELEASE, self._spec, self.ahead, self.session, self._seat
+        )
         self.end.send(join)
         answer = self.end.receive()
         if isinstance(answer, messages.Refused):
