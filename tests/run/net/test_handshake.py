@@ -339,7 +339,7 @@ def test_both_sides_name_the_session_of_a_control_connection_alike():
 
 def test_proof_of_a_data_connection_names_its_session():
     challenger, session = Challenger(TOKEN), secrets.token_bytes(32)
-    proof = challenged(Authenticator("here", TOKEN, session), challenger)
+    proof = challenged(Authenticator("here", TOKEN, "data", session), challenger)
     challenger.check(proof)
     assert proof.session == session
 
@@ -347,21 +347,22 @@ def test_proof_of_a_data_connection_names_its_session():
 @pytest.mark.parametrize("other", [b"", b"B" * 32, b"A" * 31, b"A" * 31 + b"B"])
 def test_proof_for_one_session_is_no_proof_for_another(other):
     challenger = Challenger(TOKEN)
-    proof = challenged(Authenticator("here", TOKEN, b"A" * 32), challenger)
+    proof = challenged(Authenticator("here", TOKEN, "data", b"A" * 32), challenger)
     with pytest.raises(ProtocolError, match="the token is wrong"):
-        challenger.check(messages.Proof(proof.proof, other))
+        challenger.check(messages.Proof(proof.proof, other, "data"))
 
 
-def test_proof_of_a_control_connection_is_no_proof_of_a_data_connection():
+@pytest.mark.parametrize("kind", ["control", "data", "host", "hosted"])
+def test_proof_of_a_control_connection_is_no_proof_of_another(kind):
     challenger = Challenger(TOKEN)
     proof = challenged(Authenticator("here", TOKEN), challenger)
     with pytest.raises(ProtocolError, match="the token is wrong"):
-        challenger.check(messages.Proof(proof.proof, b"A" * 32))
+        challenger.check(messages.Proof(proof.proof, b"A" * 32, kind))
 
 
 def test_proof_of_another_data_connection_is_refused():
     """A proof that was overheard is worth nothing on another connection."""
-    overheard = challenged(Authenticator("here", TOKEN, b"A" * 32), Challenger(TOKEN))
+    overheard = challenged(Authenticator("here", TOKEN, "data", b"A" * 32), Challenger(TOKEN))
     challenger = Challenger(TOKEN)
     challenger.answer(HELLO)
     with pytest.raises(ProtocolError, match="the token is wrong"):

@@ -215,7 +215,7 @@ class FuzzedServer:
         """Handle everything that has arrived, as the server does in its loop."""
         while peers := self.listener.wait(0.0):
             for peer in peers:
-                self.server._receive(peer)
+                self.server._take(peer)
             for peer, reason, _ in self.server._roster.take_broken():
                 self.server._lose(peer, reason)
             self.decider.check()
