@@ -181,6 +181,20 @@ def test_worker_may_not_cancel_what_the_server_wants(link):
         link.peer.take_arrived()
 
 
+def test_agent_may_cancel_a_sum(link):
+    """It tells the head why, so nothing has arrived, and nothing is lost."""
+    link.peer = PartPeer("exact", "exact", is_agent=True)
+    link.attach()
+    link.peer.expect(1, spans_of([ones()]))
+    link.worker_sends(1, ones(), is_cancelled=True)
+    link.peer.receive_data()
+    assert link.peer.take_arrived() == []
+    link.peer.expect(2, spans_of([ones()]))
+    link.worker_sends(2, ones())
+    link.peer.receive_data()
+    assert link.peer.take_arrived() == [2]
+
+
 def test_payload_of_another_number_is_a_loss(link):
     link.attach()
     link.peer.expect(1, spans_of([ones()]))

@@ -109,8 +109,12 @@ class DataPeer:
 class PartPeer(DataPeer):
     """The end of a server that isn't the head."""
 
-    def __init__(self, wire: WireFormat, wire_parameters: WireFormat) -> None:
+    def __init__(
+        self, wire: WireFormat, wire_parameters: WireFormat, *, is_agent: bool = False
+    ) -> None:
+        """`is_agent`: the other side is the agent of a host, which may cancel a sum."""
         super().__init__()
+        self._is_agent = is_agent
         self._sender.codec = codec_for(wire_parameters)
         self._receiver.codec = codec_for(wire)
         self._arrived: deque[int] = deque()  # payloads that are complete
@@ -150,7 +154,8 @@ class PartPeer(DataPeer):
         self.on_changed()
 
     def _on_cancelled(self, payload: int) -> None:
-        """Leave it to the head, which the agent of a host tells why."""
+        if not self._is_agent:  # an agent tells the head why
+            super()._on_cancelled(payload)
 
     def take_arrived(self) -> list[int]:
         """Return the payloads that have arrived; raises PeerLost if the connection is lost."""

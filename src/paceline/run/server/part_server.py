@@ -276,7 +276,8 @@ class PartSession:
             self._head.send(told.PeerOpened(message.peer, str(error)))
             return
         self._head.send(told.PeerOpened(message.peer, ""))
-        peer = PartPeer(self._welcome.wire, self._welcome.wire_parameters)
+        is_agent = message.worker is None
+        peer = PartPeer(self._welcome.wire, self._welcome.wire_parameters, is_agent=is_agent)
         if message.worker is not None:
             self._slots[message.worker] = slot
         self._workers[message.peer] = _Worker(peer, message.worker, slot)
