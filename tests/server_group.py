@@ -289,9 +289,10 @@ class Group:
         while not is_met():
             assert monotonic() < give_up_at, "nothing has happened for too long"
             self.step_head()
-            for number in [n for n in self.running if n not in without]:
+            # Copied first: `start_server` adds one on another thread.
+            for number in [n for n in list(self.running) if n not in without]:
                 self.step_server(number)
-            for member in [m for n, m in self.members.items() if n not in idle]:
+            for member in [m for n, m in list(self.members.items()) if n not in idle]:
                 member.poll()
 
     def settle(self, **options: Any) -> None:
