@@ -31,7 +31,6 @@ MAY_IMPORT = {
     "sim": MIDDLE | {"trace", "admission"},
     "run": MIDDLE | {"trace", "admission"},
     "lab": MIDDLE | {"trace", "sim", "run", "watch"},
-    "ray": {"run"},
     "cli": MIDDLE | {"trace", "sim", "run", "watch", "lab", "interrupts", FACADE},
 }
 """The packages that each package may import besides itself."""

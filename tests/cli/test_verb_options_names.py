@@ -67,12 +67,6 @@ CONCEPTS = {
     "a certificate to trust": "--tls-ca",
     "how gradients travel": "--wire",
     "how parameters travel": "--wire-parameters",
-    # a cluster
-    "what starts the processes": "--on",
-    "the cluster to use": "--address",
-    "processors for a worker": "--cpus-per-worker",
-    "GPUs for a worker": "--gpus-per-worker",
-    "which machines may run servers": "--server-label",
     # how many updates a number of gradients needs
     "the noise of the gradients": "--noise-scale",
     "updates that sync needs": "--updates",

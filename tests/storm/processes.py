@@ -74,10 +74,6 @@ class StormProcesses:
         is_own = has_failed and child.error_code != PeerLost.exit_code
         child.failure = (failure[0] if failure else child.exit_text) if is_own else ""
 
-    def waiting(self) -> dict[Child, str]:
-        """Return no process: this machine has room for all."""
-        return {}
-
     def ask_stack(self, child: Child) -> None:
         """Return None: a simulated process can't tell where it is."""
 

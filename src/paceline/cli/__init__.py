@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.exit_codes import EVERY_CODE, exit_codes_of
-from paceline.cli.ray_options import PlacedRunOptions
 from paceline.cli.shared_options import accepts
 from paceline.cli.verb_command import VerbCommand
 from paceline.cli.verb_options import (
@@ -23,6 +22,7 @@ from paceline.cli.verb_options import (
     LabFiguresOptions,
     LabRunOptions,
     PlanOptions,
+    RunOptions,
     ServeOptions,
     SimulateOptions,
     TraceCheckOptions,
@@ -87,21 +87,18 @@ def paceline(
     epilog=exit_codes_of("run"),
     context_settings={"allow_interspersed_args": False},
 )
-@accepts(PlacedRunOptions)
-def run(options: PlacedRunOptions) -> None:
-    """Train: run a script with several workers, on this machine or on a Ray cluster.
+@accepts(RunOptions)
+def run(options: RunOptions) -> None:
+    """Train: run a script with several workers on this machine.
 
     Everything after the script's name is passed to the script. Stop with Ctrl-C and continue with
-    --resume. To train on a Ray cluster, start the same command on one of its nodes and add --on ray
-    --address auto.
+    --resume.
 
     \b
     Examples:
       paceline run -w 4 -p backup:1 --steps 100 examples/digits.py
       paceline run --resume runs/digits-1 --steps 200
     """
-    if options.on == "ray":
-        _require("ray", "--on ray")
     _load("run").run(options, _load)
 
 
@@ -164,7 +161,7 @@ def compare(options: CompareOptions) -> None:
       paceline compare -p sync -p backup:1 --epochs 2 -l "20ms; worker 3 x2" \\
           --target "accuracy>=0.8" examples/digits.py
     """
-    _require("matplotlib", "paceline compare", "plot")
+    _require_matplotlib("paceline compare")
     _load("compare").run(options, _load)
 
 
@@ -182,7 +179,7 @@ def plan(options: PlanOptions) -> None:
       paceline plan -w 40 -l "1.4s + exp:150ms + 2% exp:1.2s"
     """
     if options.plot is not None:
-        _require("matplotlib", "--plot", "plot")
+        _require_matplotlib("--plot")
     _load("plan").run(options)
 
 
@@ -199,7 +196,7 @@ def simulate(options: SimulateOptions) -> None:
       paceline simulate -w 40 -l "1.4s + 2% exp:1.2s" -p sync -p backup:2
     """
     if options.plot is not None:
-        _require("matplotlib", "--plot", "plot")
+        _require_matplotlib("--plot")
     _load("simulate").run(options)
 
 
@@ -277,15 +274,12 @@ def _load(name: str) -> Any:
     return module
 
 
-def _require(module: str, what: str, extra: str = "") -> None:
-    """Raise SpecError unless this module is installed; call it before any work.
-
-    `extra`: the extra of Paceline that installs it, if it has another name.
-    """
-    if find_spec(module) is None:
+def _require_matplotlib(what: str) -> None:
+    """Raise SpecError unless figures can be drawn; call it before work that ends with a figure."""
+    if find_spec("matplotlib") is None:
         raise SpecError(
-            f"{what} needs {module}, which is not installed; "
-            f"install it with: pip install 'paceline[{extra or module}]'"
+            f"{what} needs matplotlib, which is not installed; "
+            "install it with: pip install 'paceline[plot]'"
         )
 
 

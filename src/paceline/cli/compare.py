@@ -17,7 +17,7 @@ import msgspec
 
 from paceline.cli.end_of_run import report_lines
 from paceline.cli.printing import print_table, table_text
-from paceline.cli.run import Hosting, Load, launch, new_settings
+from paceline.cli.run import Load, launch, new_settings
 from paceline.cli.verb_options import CompareOptions
 from paceline.core.policies import parse_policy
 from paceline.core.policy import Policy
@@ -163,7 +163,7 @@ def _folder(settings: Settings, folder: Path) -> Path:
 def _launch(settings: Settings, folder: Path, forkserver: ForkServer, load: Load) -> int:
     run_dir = _folder(settings, folder)
     run_dir.mkdir()
-    return launch(settings, run_dir, Hosting(forkserver), load)
+    return launch(settings, run_dir, forkserver, load)
 
 
 def _result(settings: Settings, folder: Path) -> Result | None:

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`paceline run`: train a script with several workers, on this machine or on Ray."""
+"""`paceline run`: train a script with several workers on this machine."""
 
 import sys
 from collections.abc import Callable, Set
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from paceline.cli.ray_options import PlacedRunOptions, keep_ray_private
 from paceline.cli.verb_options import CompareOptions, RunOptions
 from paceline.errors import SpecError
 from paceline.latency import parse_latency
@@ -21,12 +19,11 @@ from paceline.run.launch.launcher import Launcher, Reachable
 from paceline.run.launch.outer_launcher import is_announced
 from paceline.run.launch.run_folder import finished_at, new_run_dir
 from paceline.run.launch.screen import ignoring_closed_stream
-from paceline.run.launch.spawner import RemoteSpawner
 from paceline.run.settings import Settings
 from paceline.spec import RunSpec, parse_seconds
 from paceline.watch.words import join_words, plural
 
-__all__ = ["Hosting", "Load", "launch", "new_settings", "run", "start"]
+__all__ = ["Load", "launch", "new_settings", "run", "start"]
 
 ENDS = frozenset({"steps", "samples", "epochs"})  # each of these says when a run ends
 SPEC_OPTIONS = frozenset({"workers", "steps", "samples", "min_workers", "late", "seed"})
@@ -47,61 +44,39 @@ PLAIN_OPTIONS = frozenset(
         "wire_parameters",
     }
 )
-RAY_OPTIONS = frozenset({"address", "cpus_per_worker", "gpus_per_worker", "server_label"})
 TLS_OPTIONS = frozenset({"tls_cert", "tls_key", "tls_ca"})
 
 Load = Callable[[str], Any]
 """Imports a module of the command line; slow imports happen while other processes start."""
 
 
-Connect = Callable[[Settings], AbstractContextManager[RemoteSpawner | None]]
-"""Connects to a cluster for a run with these settings; None: the run is on this machine."""
-
-
-class Hosting(NamedTuple):
-    """Where the processes of a run are started."""
-
-    forkserver: ForkServer
-    reachable: Reachable | None = None  # not None iff the workers are started elsewhere
-    cluster: RemoteSpawner | None = None  # not None iff all processes are started there
-
-
-def run(options: PlacedRunOptions, load: Load) -> None:
+def run(options: RunOptions, load: Load) -> None:
     """Start or resume the run, wait until it ends, exit with its code."""
-    if options.on == "ray":
-        keep_ray_private(options)
-        start(options, load, lambda _: None, load("on_ray").connector(options))
-        return
-    if unused := sorted(RAY_OPTIONS & options.given):
-        raise SpecError(f"--{unused[0].replace('_', '-')} is only for Ray; add --on ray")
     start(options, load, lambda _: None)
 
 
 def start(
-    options: RunOptions,
-    load: Load,
-    find_reachable: Callable[[Path], Reachable | None],
-    connect: Connect = lambda _: nullcontext(),
+    options: RunOptions, load: Load, find_reachable: Callable[[Path], Reachable | None]
 ) -> None:
     """Start or resume a run, wait until it ends, exit with its code.
 
     `find_reachable`: says how workers reach the server if they are elsewhere; called with the
     folder of the run.
     """
+    is_resumed = options.resume is not None
     if options.resume is None:
         settings = _new_run_settings(options)
+        run_dir = new_run_dir(options.out, Path(settings.script))
     else:
-        settings = _resumed_settings(options.resume, options)
-        if _is_over(options.resume, options):
+        run_dir = options.resume
+        settings = _resumed_settings(run_dir, options)
+        if _is_over(run_dir, options):
             return
     if options.script is not None:
         arguments = tuple(options.arguments or ())
         settings = msgspec.structs.replace(settings, arguments=arguments)
         _warn_about_misplaced_options(options)
-    with connect(settings) as cluster:
-        run_dir = options.resume or new_run_dir(options.out, Path(settings.script))
-        code = _run(settings, run_dir, load, options, find_reachable(run_dir), cluster)
-    sys.exit(code)
+    sys.exit(_run(settings, run_dir, load, is_resumed, find_reachable(run_dir)))
 
 
 def new_settings(options: RunOptions | CompareOptions, policy: str) -> Settings:
@@ -244,19 +219,17 @@ def _run(
     settings: Settings,
     run_dir: Path,
     load: Load,
-    options: RunOptions,
+    is_resumed: bool,
     reachable: Reachable | None,
-    cluster: RemoteSpawner | None,
 ) -> int:
-    if reachable is None and cluster is None:
+    if reachable is None:
         _warn_about_unused_wire(settings)
     weights_before, trace = _weights(run_dir), run_dir / "trace.jsonl"
     size_before = _size(trace)
     to_continue = _to_continue(run_dir, reachable)
     with ForkServer(Path(settings.script)) as forkserver:
-        first_line = _first_line(settings, run_dir, options.resume is not None)
-        place = Hosting(forkserver, reachable, cluster)
-        code = launch(settings, run_dir, place, load, first_line)
+        first_line = _first_line(settings, run_dir, is_resumed)
+        code = launch(settings, run_dir, forkserver, load, first_line, reachable)
     with ignoring_closed_stream(sys.stdout):
         if _size(trace) != size_before:  # otherwise nothing ran, and the trace is an older one
             load("end_of_run").print_report(trace)
@@ -282,16 +255,16 @@ def _size(path: Path) -> int | None:
 def launch(
     settings: Settings,
     run_dir: Path,
-    place: Hosting,
+    forkserver: ForkServer,
     load: Load,
     first_line: str = "",
+    reachable: Reachable | None = None,
 ) -> int:
     """Run to the end, with a live panel on a terminal; return the exit code."""
     is_live = sys.stderr.isatty() and not is_announced()  # other processes write there, too
     settings = msgspec.structs.replace(settings, progress=not is_live)
-    launcher = Launcher(settings, run_dir, place.forkserver, place.reachable, place.cluster)
-    if place.cluster is None:
-        place.forkserver.start()  # it imports torch while we import the panel
+    launcher = Launcher(settings, run_dir, forkserver, reachable)
+    forkserver.start()  # it imports torch while we import the panel
     screen = load("panel").Panel(settings, run_dir / "trace.jsonl") if is_live else None
     return launcher.run(screen, first_line)
 

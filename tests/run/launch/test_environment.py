@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import PeerLost, SpecError
+from paceline.errors import SpecError
 from paceline.run.launch.environment import (
     Identity,
     adopt,
@@ -27,13 +27,12 @@ WITH_SOCKET = Identity("unix:@name", Path("/run/token"), Path("/run"), None, lis
 WITH_TLS = replace(SERVER, tls=TlsFiles("/cert", "/key", "/ca"))
 WITH_CA = replace(WORKER, tls=TlsFiles(ca="/ca"))
 OTHER_SERVER = replace(SERVER, run_dir=Path(), server=2, listen="tcp:10.0.0.6:29401")
-MOVED = replace(WORKER, address="", address_file=Path("/run/address"))
 
 ELSEWHERE = replace(WORKER, run_dir=Path(), workers=4, seat=b"seat")
 
 
 @pytest.mark.parametrize(
-    "who", [SERVER, WORKER, WITH_SOCKET, WITH_TLS, WITH_CA, OTHER_SERVER, ELSEWHERE, MOVED]
+    "who", [SERVER, WORKER, WITH_SOCKET, WITH_TLS, WITH_CA, OTHER_SERVER, ELSEWHERE]
 )
 def test_identity_survives_the_environment(who):
     assert identity(variables(who)) == who
@@ -93,27 +92,6 @@ def test_adopted_identity_has_nothing_of_another_server(monkeypatch):
         monkeypatch.setenv(name, "2")
     adopt(SERVER, threads=2)
     assert identity() == SERVER
-
-
-def test_adopted_identity_has_no_address_file_of_the_launchers_environment(monkeypatch):
-    for name in (*variables(WORKER), "PACELINE_THREADS", "PACELINE_ADDRESS_FILE"):
-        monkeypatch.setenv(name, "/other")
-    adopt(WORKER, threads=2)
-    assert identity() == WORKER
-    monkeypatch.setenv("PACELINE_ADDRESS_FILE", "/other")
-
-
-def test_address_in_a_file_is_read_anew(tmp_path):
-    path = tmp_path / "address"
-    who = replace(WORKER, address_file=path)
-    with pytest.raises(PeerLost, match="cannot read the address of the server"):
-        who.current_address()
-    path.write_text("", encoding="ascii")
-    with pytest.raises(PeerLost, match="the server is being moved to another host"):
-        who.current_address()
-    path.write_text("tcp:10.0.0.6:29400", encoding="ascii")
-    assert who.current_address() == "tcp:10.0.0.6:29400"
-    assert WORKER.current_address() == "unix:@name"
 
 
 def test_worker_needs_no_run_folder():

@@ -127,8 +127,3 @@ def test_folder_that_cannot_be_listed_is_not_an_error(tmp_path):
     (tmp_path / "beside.py").touch()
     assert modules_of(tmp_path / "script.py") == ["json"]
     assert modules_of(Unlisted(tmp_path / "script.py")) == []
-
-
-def test_ray_is_not_loaded_before_the_fork(tmp_path):
-    (tmp_path / "script.py").write_text("import ray.data, json\nfrom ray import train", "utf-8")
-    assert modules_of(tmp_path / "script.py") == ["json"]

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The server and the user are told about workers that won't be started again."""
 
-from pathlib import Path
-
 import pytest
 
-from paceline.run.launch.environment import Identity
-from paceline.run.launch.processes import Child
 from paceline.run.launch.unavailable_workers import UnavailableWorkers
 
 
@@ -17,17 +13,12 @@ class Monitor:
         self.is_connected = True
         self.left = {}
         self.version = 0
-        self.here = (0, 1)
         self.reported = []
 
     def report_unavailable(self, reasons, completed):
         if self.is_connected:
             self.reported.append((dict(reasons), set(completed)))
         return self.is_connected
-
-
-def waiting_child(worker):
-    return Child("waiting", Identity("", Path(), Path(), worker), 1)
 
 
 @pytest.fixture
@@ -48,47 +39,26 @@ def workers(monitor, said):
 def test_each_worker_is_reported_once(workers, monitor):
     workers.add(2, "it was killed")
     workers.add_completed(1)
-    workers.report({})
-    workers.report({})
+    workers.report()
+    workers.report()
     assert monitor.reported == [({1: "its script ended", 2: "it was killed"}, {1})]
 
 
 def test_report_is_repeated_until_it_was_sent(workers, monitor):
     monitor.is_connected = False
     workers.add(0, "failed")
-    workers.report({})
+    workers.report()
     monitor.is_connected = True
-    workers.report({})
+    workers.report()
     assert monitor.reported == [({0: "failed"}, set())]
 
 
 def test_next_server_is_told_everything_again(workers, monitor):
     workers.add(0, "failed")
-    workers.report({})
+    workers.report()
     workers.on_server_start()
-    workers.report({})
+    workers.report()
     assert monitor.reported == [({0: "failed"}, set())] * 2
-
-
-def test_worker_that_waits_for_a_machine_is_reported_until_it_starts(workers, monitor):
-    waiting = {waiting_child(3): "no node has room", waiting_child(None): "nor for the server"}
-    workers.report(waiting)
-    workers.report(waiting)
-    assert monitor.reported == [({3: "no node has room"}, set())]
-    workers.report({})
-    workers.on_server_start()
-    workers.report({})
-    assert len(monitor.reported) == 1
-
-
-def test_run_waits_for_workers_without_a_machine_while_too_few_others_are_there(monitor):
-    workers = UnavailableWorkers(monitor, print, min_workers=2)
-    monitor.here = (0,)
-    workers.report({waiting_child(3): "no node has room"})
-    assert monitor.reported == []
-    monitor.here = (0, 1)
-    workers.report({waiting_child(3): "no node has room"})
-    assert monitor.reported == [({3: "no node has room"}, set())]
 
 
 def test_early_end_of_a_script_is_said_once(workers, monitor, said):

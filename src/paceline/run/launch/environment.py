@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import PeerLost, SpecError
+from paceline.errors import SpecError
 from paceline.run.net.address import is_loopback
 from paceline.run.net.tls import TlsFiles
 
@@ -35,7 +35,6 @@ TOKEN_MIN = 32  # characters; an eavesdropper can try short ones without asking 
 
 _ROLE = "PACELINE_ROLE"
 _ADDRESS = "PACELINE_ADDRESS"
-_ADDRESS_FILE = "PACELINE_ADDRESS_FILE"
 _TOKEN_FILE = "PACELINE_TOKEN_FILE"
 _WORKER = "PACELINE_WORKER"
 _RUN_DIR = "PACELINE_RUN_DIR"
@@ -64,8 +63,6 @@ class Identity:
     workers: int | None = None  # of the run; None: the settings in the run's folder have it
     seat: bytes = b""  # for which a launcher has reserved the number of this worker
     is_agent: bool = False  # it serves the workers of a host, and is no server of the run
-    address_file: Path | None = None
-    """Has the address of the head, which changes when it moves to another host; None: it stays."""
 
     @property
     def is_head(self) -> bool:
@@ -82,18 +79,6 @@ class Identity:
     def token(self) -> str:
         """Read the token of the run; raise SpecError if it can't be read."""
         return _read_token(self.token_file)
-
-    def current_address(self) -> str:
-        """Return where the head is now; raise PeerLost if it is nowhere."""
-        if self.address_file is None:
-            return self.address
-        try:
-            address = self.address_file.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PeerLost(f"cannot read the address of the server: {error}") from None
-        if not address:
-            raise PeerLost("the server is being moved to another host")
-        return address
 
 
 def check_listening(address: str, token_file: Path) -> None:
@@ -148,8 +133,6 @@ def variables(who: Identity) -> dict[str, str]:
     }
     if who.worker is not None:
         found[_WORKER] = str(who.worker)
-    if who.address_file is not None:
-        found[_ADDRESS_FILE] = str(who.address_file)
     if who.listening_fd is not None:
         found[_LISTENING_FD] = str(who.listening_fd)
     if who.worker is None and who.server:
@@ -168,7 +151,7 @@ def variables(who: Identity) -> dict[str, str]:
 
 def adopt(who: Identity, threads: int) -> None:
     """Give this process an identity, and a number of threads for its tensor operations."""
-    others = _SERVER, _LISTEN, _WORKERS, _SEAT, _ADDRESS_FILE
+    others = _SERVER, _LISTEN, _WORKERS, _SEAT
     for name in (*_TLS.values(), *others):  # those of the launcher's own environment
         os.environ.pop(name, None)
     os.environ.update(variables(who))
@@ -206,9 +189,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     if not server.isdecimal():
         raise SpecError(f"{_SERVER} must be the number of a server, got {server!r}")
     needs_folder = role == "server" and int(server) == 0
-    # Where the head has moved to is in the file.
-    needed = [_TOKEN_FILE] + [_ADDRESS] * (not environ.get(_ADDRESS_FILE))
-    needed += [_WORKER] * (role == "worker") + [_RUN_DIR] * needs_folder
+    needed = [_ADDRESS, _TOKEN_FILE] + [_WORKER] * (role == "worker") + [_RUN_DIR] * needs_folder
     missing = [name for name in needed if not environ.get(name)]
     if missing:
         raise SpecError(f"{_ROLE} is {role!r}, but {', '.join(missing)} is not set")
@@ -225,7 +206,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
     tls = TlsFiles(**paths) if any(paths.values()) else None
     token_file = Path(environ[_TOKEN_FILE])
     return Identity(
-        environ.get(_ADDRESS, ""),
+        environ[_ADDRESS],
         token_file,
         run_dir,
         worker,
@@ -236,7 +217,6 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity | None:
         int(workers) if workers.isdecimal() else None,
         _bytes(environ.get(_SEAT, "")),
         role == "agent",
-        Path(environ[_ADDRESS_FILE]) if environ.get(_ADDRESS_FILE) else None,
     )
 
 

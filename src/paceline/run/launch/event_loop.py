@@ -11,10 +11,10 @@ from selectors import EVENT_READ, BaseSelector
 from typing import Protocol
 
 from paceline.errors import PacelineError, PeerLost
+from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.output import Output, OutputStream
 from paceline.run.launch.processes import Processes
 from paceline.run.launch.screen import Screen
-from paceline.run.launch.spawner import Spawner
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.system import System
 
@@ -50,14 +50,14 @@ class EventLoop:
         selector: BaseSelector,
         output: Output,
         screen: Screen,
-        spawner: Spawner,
+        forkserver: ForkServer,
         signals: StopSignals,
         system: System,
     ) -> None:
         self._selector = selector
         self._output = output
         self._screen = screen
-        self._spawner = spawner
+        self._forkserver = forkserver
         self._signals = signals
         self._now = system.monotonic
 
@@ -74,7 +74,7 @@ class EventLoop:
         has killed everything.
         """
         try:
-            if self._wait_until_ready():
+            if self._wait_for_forkserver():
                 start()
             while not supervisor.is_done:
                 self._step(supervisor, receive)
@@ -94,14 +94,14 @@ class EventLoop:
             while processes and self._now() < until:
                 self._step(supervisor, receive)
 
-    def _wait_until_ready(self) -> bool:
-        """Wait until processes can be started; return False if a signal came first."""
-        self._spawner.start()
-        while not self._spawner.wait_ready(TICK_S):
+    def _wait_for_forkserver(self) -> bool:
+        """Wait until it has loaded torch; return False if a signal came first."""
+        self._forkserver.start()
+        while not self._forkserver.wait_ready(TICK_S):
             if self._signals.count:
                 return False
             self._screen.tick()
-        self._selector.register(self._spawner, EVENT_READ)
+        self._selector.register(self._forkserver, EVENT_READ)
         return True
 
     def _step(self, supervisor: Decides, receive: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ class EventLoop:
         for key, _ in self._selector.select(max(0.0, wait_s)):
             if isinstance(key.data, OutputStream):
                 self._output.read(key.data)
-            elif key.fileobj is not self._spawner:
+            elif key.fileobj is not self._forkserver:
                 receive()
         if supervisor.step():
             self._output.tick(self._now())

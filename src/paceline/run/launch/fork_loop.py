@@ -59,7 +59,6 @@ class ChildExited(msgspec.Struct, frozen=True, tag=5):
 
     pid: int
     code: int  # negative: the signal that killed it
-    why: str = ""  # the exit in words, if the code doesn't tell
 
 
 def preload(names: list[str]) -> None:

@@ -31,7 +31,6 @@ from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.child import ChildPipes, Task
 from paceline.run.launch.environment import large_pages
 from paceline.run.launch.fork_loop import ChildExited, Forked, NotForked, Ready, pair_channel
-from paceline.run.launch.stack_dump import Stack, request_stack
 from paceline.run.launch.stop_signals import STOP_SIGNALS
 from paceline.run.net.channel import Channel
 
@@ -44,9 +43,6 @@ __all__ = [
 
 # Creating an optimizer imports torch._dynamo, which takes as long as importing torch.
 PRELOAD = ["paceline.run.script", "torch._dynamo"]
-
-UNSAFE = {"ray"}
-"""Packages that the fork server doesn't import for a script: they have threads and locks of C++."""
 
 EXIT_S = 5.0  # for the process to exit after its connection closed
 
@@ -152,21 +148,6 @@ class ForkServer:
         self._exited.clear()
         return found
 
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a process that was forked; one that has exited gets none."""
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        if number == signal.SIGKILL:  # the process ends what its script started
-            self.resume()
-
-    def ask_stack(self, pid: int) -> Stack | None:
-        """Ask a process where it is; None: it can't tell."""
-        return request_stack(pid)
-
-    def waiting(self) -> dict[int, str]:
-        """Return what processes wait for before they start, by pid: nothing, on this machine."""
-        return {}
-
     def resume(self) -> None:
         """Continue the process if it was stopped (SIGSTOP), or it reports no exit."""
         if self._process is not None:
@@ -234,7 +215,7 @@ def modules_of(script: Path) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.append(node.module)
-    return [name for name in found if name.partition(".")[0] not in local | UNSAFE]
+    return [name for name in found if name.partition(".")[0] not in local]
 
 
 _from_forkserver = msgspec.msgpack.Decoder(Ready | Forked | NotForked | ChildExited).decode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paceline.run.launch.monitor import RunMonitor
 from paceline.run.launch.processes import Child, Processes
-from paceline.run.launch.stack_dump import Stack
+from paceline.run.launch.stack_dump import StackRequest
 from paceline.run.system import SYSTEM, System
 
 __all__ = ["HangReport"]
@@ -27,7 +27,7 @@ class _Wait:
     """A process that is waited for, and whose stack was asked for."""
 
     what: str  # the first words of the line about it
-    stack: Stack | None
+    stack: StackRequest | None
     until: float  # when to stop waiting for the stack
 
 

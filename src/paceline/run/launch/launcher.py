@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run a script on this machine or on a cluster: set up its folder, wait for events, end cleanly.
+"""Run a script on this machine: set up its folder, wait for events, end cleanly.
 
-On this machine, processes are forked from a fork server that has torch loaded already. The server
-starts first, so what a script does before `run.prepare()`, such as downloading a data set, is done
-by one process first and found done by the others. The launcher waits for output, reports and
-signals; the supervisor decides what to do.
+Processes are forked from a fork server that has torch loaded already. The server starts first, so
+what a script does before `run.prepare()`, such as downloading a data set, is done by one process
+first and found done by the others. The launcher waits for output, reports and signals; the
+supervisor decides what to do.
 """
 
 import selectors
-import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +16,6 @@ from pathlib import Path
 
 from paceline.errors import SpecError
 from paceline.run.launch.awake_clock import with_awake_clock
-from paceline.run.launch.environment import Identity
 from paceline.run.launch.event_loop import EventLoop
 from paceline.run.launch.forkserver import ForkServer
 from paceline.run.launch.monitor import RunMonitor
@@ -33,7 +30,6 @@ from paceline.run.launch.run_folder import (
     write_run_files,
 )
 from paceline.run.launch.screen import PlainScreen, SafeScreen, Screen
-from paceline.run.launch.spawner import RemoteSpawner, Spawner
 from paceline.run.launch.stop_signals import StopSignals
 from paceline.run.launch.supervisor import Supervisor
 from paceline.run.launch.watch_channel import dialer
@@ -54,7 +50,7 @@ class Reachable:
 
 
 class Launcher:
-    """One run on this machine or a cluster, or the server of one whose workers are elsewhere."""
+    """One run on this machine, or the server of one whose workers are elsewhere."""
 
     def __init__(
         self,
@@ -62,13 +58,9 @@ class Launcher:
         run_dir: Path,
         forkserver: ForkServer | None = None,
         reachable: Reachable | None = None,
-        cluster: RemoteSpawner | None = None,
     ) -> None:
-        """`reachable`: start only the server, with this address; None: start the workers, too.
-
-        `cluster`: start all processes there instead of here.
-        """
-        self._reachable, self._cluster = reachable, cluster
+        """`reachable`: start only the server, with this address; None: start the workers, too."""
+        self._reachable = reachable
         self._settings = settings.with_absolute_paths()
         self._address = reachable.address if reachable else new_address(self._settings)
         tls = tls_files(self._settings)
@@ -79,10 +71,10 @@ class Launcher:
         if tls is not None:
             check_files(tls, host_of(self._address))
         self._run_dir = run_dir.resolve()
-        self._spawner: Spawner = cluster or forkserver or ForkServer()
-        self._owns_spawner = cluster is None and forkserver is None
+        self._forkserver = forkserver or ForkServer()
+        self._owns_forkserver = forkserver is None
         self._signals = StopSignals()
-        self._system = with_awake_clock(SYSTEM if cluster is None else cluster.system(SYSTEM))
+        self._system = with_awake_clock(SYSTEM)
 
     def run(self, screen: Screen | None = None, first_line: str = "") -> int:
         """Run to the end, and show the output below `first_line`; return the exit code."""
@@ -96,40 +88,27 @@ class Launcher:
             stack.enter_context(self._signals)
             selector = stack.enter_context(selectors.DefaultSelector())
             output = Output(selector, shown, self._run_dir / "output")
-            if self._owns_spawner:
-                stack.callback(self._spawner.close)
+            if self._owns_forkserver:
+                stack.callback(self._forkserver.close)
             stack.callback(output.close)
-            listening = self._bind(stack)
-            server = self._prepare_head(listening, output.say)
-            if self._reachable is not None:
-                where = f"listening at {server.address.removeprefix('tcp:')}"
+            # Hold the address for the whole run: while the server restarts, nobody can take it.
+            listening = stack.enter_context(bind(self._address))
+            address = of_socket(listening, self._address)
+            token_file = self._reachable.token_file if self._reachable else None
+            server = write_run_files(self._run_dir, self._settings, address, token_file)
+            if self._reachable:
+                where = f"listening at {address.removeprefix('tcp:')}"
                 shown.line(f"{first_line}; {where}" if first_line else where, sys.stderr)
                 announce(server)
-            processes = Processes(self._spawner, output, self._settings, listening)
+            processes = Processes(self._forkserver, output, self._settings, listening)
             monitor = RunMonitor(dialer(server, selector), self._system)
             stack.callback(monitor.close)
             supervisor = Supervisor(
                 self._settings, processes, monitor, self._signals, output.say, self._system
             )
-            loop = EventLoop(selector, output, shown, self._spawner, self._signals, self._system)
+            loop = EventLoop(selector, output, shown, self._forkserver, self._signals, self._system)
             stack.callback(loop.kill_remaining, processes, supervisor, monitor.receive)
             is_elsewhere = self._reachable is not None
             start = partial(supervisor.start, server, workers_elsewhere=is_elsewhere)
             code = loop.run(processes, supervisor, monitor.receive, start)
             return code or supervisor.exit_code(self._run_dir)
-
-    def _bind(self, stack: ExitStack) -> socket.socket | None:
-        """Return the socket of the head; None: it opens one itself when it has found a place.
-
-        The launcher holds it for the whole run: while the server restarts, nobody can take it.
-        """
-        return None if self._cluster is not None else stack.enter_context(bind(self._address))
-
-    def _prepare_head(
-        self, listening: socket.socket | None, say: Callable[[str], None]
-    ) -> Identity:
-        """Write the files of the run; return the identity of its head."""
-        address = "" if listening is None else of_socket(listening, self._address)
-        token_file = self._reachable.token_file if self._reachable else None
-        server = write_run_files(self._run_dir, self._settings, address, token_file)
-        return server if self._cluster is None else self._cluster.serve(server, say)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The processes of a run: start them, notice when they exit, kill them.
+"""The processes of a run on this machine: start them, notice when they exit, kill them.
 
 The supervisor decides which process is started, and when.
 """
@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,13 +17,11 @@ import msgspec
 from paceline.errors import PacelineError, PeerLost
 from paceline.run.launch.child import Task
 from paceline.run.launch.environment import Identity, variables
-from paceline.run.launch.fork_loop import ChildExited
-from paceline.run.launch.forkserver import describe_exit
+from paceline.run.launch.forkserver import ForkServer, describe_exit
 from paceline.run.launch.output import Failure, Output
 from paceline.run.launch.restarts import RestartBackoff
 from paceline.run.launch.script_line import ScriptLine, innermost_line
-from paceline.run.launch.spawner import Spawner
-from paceline.run.launch.stack_dump import Stack
+from paceline.run.launch.stack_dump import StackRequest, request_stack
 from paceline.run.settings import Settings
 
 __all__ = ["Child", "Processes"]
@@ -81,13 +80,13 @@ class Processes:
 
     def __init__(
         self,
-        spawner: Spawner,
+        forkserver: ForkServer,
         output: Output,
         settings: Settings,
         listening: socket.socket | None = None,
     ) -> None:
         """`listening`: the socket for the server; None: it opens its own."""
-        self._spawner = spawner
+        self._forkserver = forkserver
         self._listening = listening
         self._output = output
         self._settings = settings
@@ -118,7 +117,7 @@ class Processes:
         except OSError as error:
             raise PacelineError(f"cannot start a process: {error.strerror}") from None
         try:
-            child.pid = self._spawner.fork(task, pipes)
+            child.pid = self._forkserver.fork(task, pipes)
         finally:
             for fd in (pipes.out, pipes.err, pipes.failure):
                 os.close(fd)
@@ -128,7 +127,7 @@ class Processes:
     def take_exited(self) -> list[Child]:
         """Return the processes that exited since the last call; their output is passed on."""
         found = []
-        for exited in self._spawner.take_exited():
+        for exited in self._forkserver.take_exited():
             child = self._running.pop(exited.pid, None)
             if child is None:  # of an earlier run
                 continue
@@ -141,9 +140,7 @@ class Processes:
             # A worker that was killed while it crashed wrote only a part of its report.
             shows = not (child.is_broken or child.is_killed)
             report = self._output.take_fault(child.name, shows)
-            child.exit_text = _exit_text(child, failure, exited)
-            if child.has_left:
-                child.exit_text = "left with notice"
+            child.exit_text = "left with notice" if child.has_left else _exit_text(child, failure)
             if child.is_broken:
                 child.exit_text += self._explain_fault(report)
             # Losing the server is not a failure of the script: the server may be back soon.
@@ -168,23 +165,21 @@ class Processes:
         spec = replace(self._settings.spec, seed=seed)
         self._settings = msgspec.structs.replace(self._settings, spec=spec)
 
-    def ask_stack(self, child: Child) -> Stack | None:
+    def ask_stack(self, child: Child) -> StackRequest | None:
         """Ask a process where it is; None: it can't tell."""
-        return None if child.pid is None else self._spawner.ask_stack(child.pid)
+        return None if child.pid is None else request_stack(child.pid)
 
-    def stack_line(self, request: Stack) -> ScriptLine | None:
+    def stack_line(self, request: StackRequest) -> ScriptLine | None:
         """Return the innermost line of the script in a stack; None: it isn't written yet."""
         return innermost_line(request.read(), Path(self._settings.script).parent)
 
     def signal(self, child: Child, number: int) -> None:
         """Send a signal to a process, if it is running."""
         if child.pid is not None:
-            self._spawner.signal(child.pid, number)
-
-    def waiting(self) -> dict[Child, str]:
-        """Return what processes have been waiting for before they can start."""
-        waiting = self._spawner.waiting()
-        return {child: waiting[pid] for pid, child in self._running.items() if pid in waiting}
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+        if number == signal.SIGKILL:
+            self._forkserver.resume()
 
     def kill(self, spared: Collection[Child | None] = ()) -> None:
         """Kill all running processes except `spared`, and say so."""
@@ -204,15 +199,15 @@ class Processes:
 
     def _kill(self, children: Iterable[Child]) -> None:
         for child in children:
-            self.signal(child, signal.SIGKILL)
+            self.signal(child, signal.SIGKILL)  # the fork server ends what its script started
 
     def forget(self) -> None:
         """Forget all processes, because the OS killed them."""
         self._running.clear()
 
 
-def _exit_text(child: Child, failure: Failure | None, exited: ChildExited) -> str:
+def _exit_text(child: Child, failure: Failure | None) -> str:
     if failure is not None and failure.same_as and child.code > 0:
         before = "before" if failure.same_as == child.name else failure.same_as
         return f"failed in the same way as {before}"
-    return exited.why or describe_exit(child.code)
+    return describe_exit(child.code)

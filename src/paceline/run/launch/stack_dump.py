@@ -12,19 +12,12 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-__all__ = ["Stack", "StackRequest", "accept_requests", "request_stack"]
+__all__ = ["StackRequest", "accept_requests", "request_stack"]
 
 SIGNAL = signal.SIGRTMAX - 5
 _NAME = "paceline-stack"
-
-
-class Stack(Protocol):
-    """A stack that a process was asked to write, wherever it runs."""
-
-    def read(self) -> str:
-        """Return what was written so far; "": nothing yet, or the process is gone."""
 
 
 class StackRequest(NamedTuple):

@@ -56,7 +56,8 @@ class Supervisor:
         self._monitor = monitor
         self._signals = signals
         self._say = say
-        self._now, self._disk = system.monotonic, system.disk
+        self._now = system.monotonic
+        self._disk = system.disk
         self._server_watch = ServerWatch(monitor, system)
         self._hang_report = HangReport(monitor, processes, say, system)
         self._stop_limits = StopLimits(monitor, system)
@@ -65,7 +66,7 @@ class Supervisor:
         self._server: Child | None = None
         self._others = PartServers(processes, say, system)
         self._workers: list[Child] = []
-        self._unavailable = UnavailableWorkers(monitor, say, settings.spec.min_workers)
+        self._unavailable = UnavailableWorkers(monitor, say)
         self._have_workers_started = False
         self._is_ending = False  # nothing is restarted from now on
         self._has_given_up = False  # all workers are gone before the end
@@ -293,7 +294,7 @@ class Supervisor:
 
     def _report_unavailable(self) -> None:
         if not self._is_ending:
-            self._unavailable.report(self._processes.waiting())
+            self._unavailable.report()
 
     def _say_early_ends(self) -> None:
         if self._is_any_worker_running or self._monitor.is_finished:
@@ -365,7 +366,6 @@ class Supervisor:
 
     def _end_late_workers(self, over_since: float) -> None:
         """Kill workers that don't end after the last update; the result is safe by then."""
-        self._processes.kill_silently(self._processes.waiting())  # they haven't even started
         running = [worker for worker in self._workers if worker.pid and not worker.is_killed]
         limits = self._end_grace.limits(running, over_since)
         for worker in [worker for worker in running if self._now() >= limits[worker]]:

@@ -96,4 +96,4 @@ def dialer(server: Identity, selector: BaseSelector) -> Callable[[], ServerEnd]:
     """Return a function that connects to the server; it raises PeerLost if it isn't there."""
     token = server.token()
     tls = None if server.tls is None else client_context(server.tls)
-    return lambda: WatchChannel(server.current_address(), token, selector, tls)
+    return lambda: WatchChannel(server.address, token, selector, tls)

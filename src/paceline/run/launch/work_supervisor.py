@@ -118,7 +118,7 @@ class WorkSupervisor:
         is_tick = self._now() >= self._next_tick
         if is_tick:
             self._next_tick = self._now() + TICK_S
-            self._unavailable.report({})
+            self._unavailable.report()
             self._end_late_workers()
         for child in self._children:
             if child.start_at is not None and self._now() >= child.start_at:

@@ -53,12 +53,11 @@ class _PartHost:
     def connect(self) -> PartListener:
         """Connect to the head once, and listen; raises PeerLost if there is no head."""
         who, token = self._identity, self._token
-        head = who.current_address()
         check_listening(who.listen, who.token_file)
         with ExitStack() as on_error:
-            channel = connect(head, token, tls=self._client_tls)
+            channel = connect(who.address, token, tls=self._client_tls)
             on_error.callback(channel.close)
-            data = connect_data(head, token, channel.session, tls=self._client_tls)
+            data = connect_data(who.address, token, channel.session, tls=self._client_tls)
             on_error.callback(data.close)
             listening = listen(who.listen)
             on_error.pop_all()
@@ -67,8 +66,8 @@ class _PartHost:
             port = address.rpartition(":")[2]
             address = f"tcp:{_bracketed(data.getsockname()[0])}:{port}"
         control, stream = ControlSocket(channel), DataSocket(data)
-        link = HeadLink(control, stream, TcpClient(control, stream))
-        return PartListener([listening], address, token, link, SYSTEM, self._server_tls)
+        head = HeadLink(control, stream, TcpClient(control, stream))
+        return PartListener([listening], address, token, head, SYSTEM, self._server_tls)
 
 
 def _bracketed(host: str) -> str:

@@ -37,7 +37,7 @@ def dialer(identity: Identity, spec: StateSpec) -> Dialer:
     """Return a dialer for the server of this process: through shared memory if it is possible."""
 
     def dial() -> WorkerEnd:
-        address, token = identity.current_address(), identity.token()
+        address, token = identity.address, identity.token()
         if not is_tcp(address):
             return SharedMemoryWorker(connect(address, token), spec)
         with suppress(PeerLost, ProtocolError):  # it isn't on this host, or wants no shared memory
