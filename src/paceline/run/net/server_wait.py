@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How long a process waits for a server that it can't reach, and what it says meanwhile.
 
-Processes of a run may be started in any order, and a server may be restarted. So whoever can't
-reach one tries again, with growing pauses, and says so now and then: where, and for how long.
+Processes of a run may be started in any order, and a server may be restarted. A process that
+can't reach one tries again, with growing pauses, and says so now and then: where, and for how long.
 """
 
 from collections.abc import Callable
